@@ -230,7 +230,7 @@ def spare(heap: Heap, nbytes: int, room: int) -> tuple[tuple[int, int], ...]:
 
 
 def test_new_memory_may_go_on_behind_the_request(heap: Heap) -> None:
-    """In the same handle, until so much is free; what is free anyway counts, but for what serves the request."""
+    """In the same handle, behind what is there already, as far as there are addresses."""
     assert spare(heap, PAGE, 4 * PAGE) == ((BASE, 5 * PAGE),)
     assert heap.take(PAGE, 0)
     assert spare(heap, 7 * PAGE, 3 * PAGE) == ((BASE + 5 * PAGE, 7 * PAGE),)

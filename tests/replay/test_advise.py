@@ -124,7 +124,7 @@ def test_an_empty_program_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("model", "advised"),
     [
-        (LATE, {"segments", "patience", "overlap"}),
+        (LATE, {"segments", "patience", "limit", "overlap"}),
         (Model(lag=0.02, pace=0.2), {"segments", "warmup", "limit", "overlap"}),
     ],
 )

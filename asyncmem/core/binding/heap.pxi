@@ -166,7 +166,7 @@ cdef class Heap:
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
 
         Handles are pages or, in a large request, at most a `parts`-th of it; 1 makes one for each gap. Few are quicker
-        mapped, many fit more places. New memory goes on behind the request until `spare` bytes are free.
+        mapped, many fit more places. New memory goes on behind the request for up to `spare` bytes.
 
         The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
 

@@ -55,7 +55,7 @@ public:
     std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap); and
-    // which idle memory to give back, the oldest first. New memory goes on behind the request until `spare` bytes are free.
+    // which idle memory to give back, the oldest first. New memory goes on behind the request for up to `spare` bytes.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts,
               uint64_t spare = 0);
     // Whether a plan would find addresses among those that were used before.

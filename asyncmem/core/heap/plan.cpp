@@ -179,8 +179,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
 
     // What is to be free behind it. Small blocks begin with little, as they do in segments.
-    uint64_t rest = reserved_ - accounts_[0].live - lifted_ - (block ? mapped(nodes_[block]) : 0);
-    uint64_t ahead = space.up(spare - std::min(spare, rest));
+    uint64_t ahead = space.up(spare);
     if (!arena) ahead = std::min(ahead, space.up(std::max(2 * tuning_.small_limit, segments_[plan.segment].mapped / 2)));
     ahead = anew ? std::min(ahead, bytes(nodes_[space.end]) - more)
                  : bare_behind(space, block, plan.address + plan.nbytes, ahead);

@@ -265,14 +265,16 @@ private:
     }
 
     // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
-    // is free, it is what serves then.
+    // is free, it is what serves then. What was reserved once may be so again.
     uint64_t stock_for(const Request& request, double now) const {
         uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
         left -= std::min(left, request.total);
         if (refuses() || left < reserved / far_off) return 0;
         double part = std::clamp(haste(called_ - first, now) / hasty / stock, 1 / stock, 1 / most_stock);
         double most = std::min(part * static_cast<double>(reserved), static_cast<double>(policy_.segment_size));
-        return std::min(static_cast<uint64_t>(most), left) / policy_.page * policy_.page;
+        uint64_t all = static_cast<uint64_t>(most), free = heap_.reserved() - heap_.live();
+        uint64_t again = peak_ - std::min(peak_, reserved);
+        return std::min(std::max(all - std::min(all, free), again), left) / policy_.page * policy_.page;
     }
 
     Job carried_out(Change change) {
