@@ -246,6 +246,7 @@ with AsyncMemoryPool(gpu, limit=NBYTES, segment_size=NBYTES, min_free=0) as pool
     assert run(fake, program, FAKE_CUDA_VERSION=version) == "read []\nexported []\nfreed first []\n"
 
 
+@pytest.mark.usefixtures("driver")  # without a compiler there is none to run over
 def test_order_holds_on_the_oldest_driver_too() -> None:
     """What goes to other libraries and comes back, and captures of theirs, where no fence is behind all streams."""
     files = [Path(__file__).with_name(name) for name in ("test_exchange.py", "test_captures.py")]

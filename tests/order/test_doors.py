@@ -486,5 +486,6 @@ def test_no_driver_call_is_made_when_the_driver_is_not_ours(program: str) -> Non
     """Whatever is left is dropped when the interpreter ends, and belongs to the parent of a forked process."""
     # Not by the working directory: it is kept off the path where the installed package is to be tested.
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", program]  # of fork beside threads
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

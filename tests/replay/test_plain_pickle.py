@@ -55,7 +55,7 @@ def test_large_data_comes_back_as_it_was(protocol: int) -> None:
 
 def test_a_frame_may_begin_between_any_two_codes() -> None:
     """Python puts the head of a frame wherever the last one is full, inside of a tuple too."""
-    assert load_plain(b"\x80\x04K\x01" + b"\x95\x05" + bytes(7) + b"K\x02\x95\x02" + bytes(7) + b"\x86.") == (1, 2)
+    assert load_plain(b"\x80\x04K\x01" + b"\x95\x02" + bytes(7) + b"K\x02\x95\x02" + bytes(7) + b"\x86.") == (1, 2)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
