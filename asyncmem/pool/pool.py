@@ -175,6 +175,8 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             undo.callback(devices.close_by_thread)
             if self._state is None and not self._closed:
                 self._state = opened = OpenPool(self, devices, self._options, self._worker_factory)
+                # Streams are to live until `__del__`, before which the collector would call what destroys them.
+                weakref.finalize(self, len, opened.core.stream_objects).atexit = False
                 undo.pop_all()
                 self._attach(opened.core, 0, -1)
                 self._ready = Latch()

@@ -1,6 +1,7 @@
 """A pool over a CUDA device, for each way to get memory from the driver."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -379,3 +380,18 @@ def test_a_close_that_fails_is_made_good_by_the_next(
         _ = pool.pinned
     close(pool)
     assert pool._opened.released
+
+
+@pytest.mark.filterwarnings("ignore::asyncmem.LeakWarning")
+def test_a_pool_that_is_dropped_with_its_streams_ends_before_them(gpu: Gpu, kind: str) -> None:
+    """A driver follows the handle of a stream that was destroyed, and the collector ends in any order what it finds."""
+    pool = AsyncMemoryPool(gpu.name, segments=kind, min_free=0)
+    stream = pool.device.create_stream("users")
+    buffer = pool.allocate(MIB, stream=stream)
+    pool.device.fill(buffer.address, MIB, 1, stream)
+    buffer.free()
+    cycle: list[object] = [pool, stream]
+    cycle.append(cycle)
+    del pool, stream, buffer, cycle
+    gc.collect()
+    gc.collect()
