@@ -755,18 +755,20 @@ class AddressedBuffers:
 
     Args:
         share: The pool, budget or lease.
-        find: Returns the pool's stream, of one of the library's and its handle.
+        find: Returns the pool's stream, of what is known, one of the library's and its handle. Known are streams of the
+            pool by handles that are theirs for as long as these buffers are there: it may add some.
         tag: A name under which statistics and errors count what is live.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
     """
 
     def __init__(
-        self, share: Allocator, find: Callable[[Any, int], Stream], *, tag: str, timeout: float | None = None
+        self,
+        share: Allocator,
+        find: Callable[[dict[int, Stream], Any, int], Stream],
+        *,
+        tag: str,
+        timeout: float | None = None,
     ) -> None: ...
-    @property
-    def known(self) -> dict[int, Stream]:
-        """Streams of the pool by handles that are theirs for as long as they are here; `find` adds what it likes."""
-
     def allocate(self, nbytes: int, stream: object) -> int:
         """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
 

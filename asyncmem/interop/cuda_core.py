@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncmem.core import AddressedBuffers
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from cuda.core.graph import GraphBuilder
 
     from asyncmem.devices.base import Stream as OurStream
+    from asyncmem.pool.ports import Opened
     from asyncmem.pool.share import Share
 
 __all__ = ["ShareMemoryResource"]
@@ -31,8 +33,8 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
     """
 
     def __init__(self, share: Share, *, tag: str = "cuda.core", timeout: float | None = None) -> None:
-        self._device, self._opened = device_of(share), share._opened
-        self._buffers = AddressedBuffers(share, self._find, tag=tag, timeout=timeout)
+        self._device = device_of(share)
+        self._buffers = AddressedBuffers(share, partial(_find, share._opened), tag=tag, timeout=timeout)
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate a buffer for the work of a stream.
@@ -52,15 +54,6 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
         """Take a buffer's memory back, behind the work of a stream. cuda.core calls it, from any thread."""
         self._buffers.free(int(ptr), size, stream)
 
-    def _find(self, stream: Stream | GraphBuilder, handle: int) -> OurStream:
-        """Return the pool's stream for it; keep it, and its like, alive, as far as they are few, to know it sooner."""
-        found = self._opened.device.stream_of(handle)
-        if not found.lasting and not found.capturing() and len(self._opened.core.stream_objects) < _MOST_KEPT:
-            found = self._opened.device.stream_of(_Kept(stream))
-        if isinstance(getattr(found, "keeps", None), _Kept):
-            self._buffers.known[handle] = found
-        return found
-
     @property
     def is_device_accessible(self) -> bool:
         """True."""
@@ -75,6 +68,16 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
     def device_id(self) -> int:
         """The number of the device."""
         return self._device
+
+
+def _find(opened: Opened, known: dict[int, OurStream], stream: Stream | GraphBuilder, handle: int) -> OurStream:
+    """Return the pool's stream for it. A few are kept alive, and so known by their handles from then on."""
+    found = opened.device.stream_of(handle)
+    if not found.lasting and not found.capturing() and len(opened.core.stream_objects) < _MOST_KEPT:
+        found = opened.device.stream_of(_Kept(stream))
+    if isinstance(getattr(found, "keeps", None), _Kept):
+        known[handle] = found
+    return found
 
 
 class _Kept:

@@ -59,7 +59,7 @@ class _Calls:
         device_of(share)
         stream_of = share._opened.device.stream_of
         # RMM's object of a stream keeps nothing alive.
-        self._buffers = AddressedBuffers(share, lambda _, handle: stream_of(handle), tag=tag, timeout=timeout)
+        self._buffers = AddressedBuffers(share, lambda *named: stream_of(named[-1]), tag=tag, timeout=timeout)
         self.calls = (self.allocate, self.free)
 
     def allocate(self, nbytes: int, stream: Stream) -> int:

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,6 +146,19 @@ def test_memory_goes_back_behind_the_stream_of_the_close(
             driver.launch(other.handle, writes=[(again.address, 60 * MIB)])
             driver.release()
     assert driver.violations() == []
+
+
+def test_resource_goes_with_its_last_reference(pool: AsyncMemoryPool, streams: Streams) -> None:
+    """Nothing in it waits for the garbage collector, which would keep its streams alive meanwhile."""
+    resource = pool.as_memory_resource()
+    resource.allocate(MIB, stream=streams[0]).close()
+    gone = weakref.ref(resource)
+    gc.disable()
+    try:
+        del resource
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_memory_of_another_kind_is_refused() -> None:

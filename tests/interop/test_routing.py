@@ -165,7 +165,7 @@ class TestShares:
     def test_memory_of_the_host_is_refused(self, cuda: Cuda) -> None:
         """A pool may fall back to it; the library gets an error, and the memory goes back."""
         with AsyncMemoryPool(cuda, limit=8 * MIB, min_free=0, fallback="host") as small:
-            buffers, stream = AddressedBuffers(small, lambda one, _: one, tag="library"), cuda.default_stream
+            buffers, stream = AddressedBuffers(small, lambda _, one, __: one, tag="library"), cuda.default_stream
             held = buffers.allocate(8 * MIB, stream)
             with pytest.raises(InvalidRequest, match="no host memory"):
                 buffers.allocate(MIB, stream)

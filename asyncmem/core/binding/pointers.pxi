@@ -72,18 +72,15 @@ cdef class AddressedBuffers:
 
     Args:
         share: The pool, budget or lease.
-        find: Returns the pool's stream, of one of the library's and its handle.
+        find: Returns the pool's stream, of what is known, one of the library's and its handle. Known are streams of the
+            pool by handles that are theirs for as long as these buffers are there: it may add some.
         tag: A name under which statistics and errors count what is live.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
-
-    Attributes:
-        known: Streams of the pool by handles that are theirs for as long as they are here; `find` adds what it likes.
     """
 
     cdef Allocator share
     cdef object look, tag, timeout
-    cdef readonly dict known
-    cdef dict live
+    cdef dict known, live
 
     def __cinit__(self, Allocator share not None, find, *, tag, timeout=None):
         self.share, self.look, self.tag, self.timeout, self.known, self.live = share, find, tag, timeout, {}, {}
@@ -102,7 +99,7 @@ cdef class AddressedBuffers:
 
     cdef object find(self, stream):
         cdef object handle = stream.__cuda_stream__()[1]
-        return self.known.get(handle) or self.look(stream, handle)
+        return self.known.get(handle) or self.look(self.known, stream, handle)
 
 
 cdef Buffer _allocate_for(Allocator share, object nbytes, object stream, object tag, object timeout):
