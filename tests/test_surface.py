@@ -282,6 +282,8 @@ def call_of(one: object) -> str:
     except (TypeError, ValueError):
         return "(...)"
     words = list(map(shown, parameters))
+    if words == ["object"]:  # what 3.14 says of any compiled method of one argument
+        return "(...)"
     kinds = [one.kind for one in parameters]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         words.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")

@@ -228,6 +228,8 @@ def _save(opened: Opened, content: dict[str, object], where: str) -> None:
 def _regular(path: Path) -> Path:
     """Return the file to write behind a link within its folder; refuse links out of it, devices and the like."""
     found = path.resolve()
+    if found.is_symlink():
+        raise OSError(f"{path} is a link to itself")
     if found.parent != path.parent.resolve():
         raise OSError(f"{path} is a link out of its folder, to {found}")
     if found.exists() and not found.is_file():
