@@ -362,9 +362,12 @@ def test_nothing_is_lost(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", unseen.append)
     monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)  # whose records would keep frames, for caplog
     program = PROGRAMS[name]
-    device, pool = opened()
-    points = [point for point in points_of(partial(program, pool)) if not is_beyond_us(point)]
-    pool.close()
+    runs = []
+    for _ in range(3):  # how far the worker is decides some of them
+        device, pool = opened()
+        runs.append(points_of(partial(program, pool)))
+        pool.close()
+    points = [one for one in runs[0] if all(one in run for run in runs) and not is_beyond_us(one)]
     assert len(points) > 5
     ended = 0
     for point in points:
