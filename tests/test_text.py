@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -150,6 +151,7 @@ def world(text: str, folder: Path) -> World:
                 await call(lambda: pool.allocate_async("6 MiB", tag=text, timeout=0.05))
 
         async with pool, pool.allocate_async("3 MiB", tag=text):
+            opened.append(pool._opened)
             keep.append(call(lambda: pool.allocate("1 MiB", tag=text)))
             thread = threading.Thread(target=lambda: call(lambda: pool.allocate("8 KiB", tag=text).free()), name=text)
             thread.start()
@@ -168,6 +170,7 @@ def world(text: str, folder: Path) -> World:
             found.said.append(top_of(look()))
 
     keep: list[Any] = []
+    opened: list[Any] = []
     with warnings.catch_warnings(record=True) as warned, Recording(pool, file=found.file, frames=3) as recording:
         warnings.simplefilter("always")
         with Watch(limit=1, leaks=True) as watch, profile_memory(pool) as profile:
@@ -177,6 +180,9 @@ def world(text: str, folder: Path) -> World:
         found.said += [repr(recording), watch.complaint(), profile.memory_summary(), tracker.report()]
         found.said += list(map(str, tracker.live()))
     keep.clear()
+    end = time.monotonic() + 60
+    while not opened[0].released and time.monotonic() < end:  # the worker does it, now that the last buffer is free
+        time.sleep(0.001)
     found.records = profile.records()
     logging.getLogger("asyncmem").removeHandler(handler)
     found.said += [warnings.formatwarning(one.message, one.category, one.filename, one.lineno, "") for one in warned]
