@@ -87,10 +87,12 @@ Space& Heap::space_of(uint32_t segment) const {
     }
 }
 
-// Note it at once, if it lay on no more than a few handles; where they are more it is noted again.
+// Note it at once, if it lay on no more than a few handles, as the size of the first lets expect; where they are more it
+// is noted again.
 inline bool Heap::note_at_few(const RecentFree& note) {
     const Space& space = *segments_[note.segment].space;
     uint64_t at = note.address, end = at + note.nbytes;
+    if (note.nbytes > few_handles * handles_[space.handle(at)].nbytes) return false;
     for (uint32_t left = few_handles; left; --left) {
         HandleId id = space.handle(at);
         if (!id) return false;
