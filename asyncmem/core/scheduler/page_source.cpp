@@ -147,6 +147,7 @@ public:
             if (!effect.out.empty()) lifetime_.moved += seconds;
         }
         note_peak();
+        held_ = job.reclaims ? heap_.reserved() : std::max(held_, heap_.reserved());
         let_go(job.change);
     }
 
@@ -265,7 +266,8 @@ private:
     }
 
     // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
-    // is free, it is what serves then. What was reserved once may be so again.
+    // is free, it is what serves then. What was reserved
+    // may be so again, until memory goes back.
     uint64_t stock_for(const Request& request, double now) const {
         uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
         left -= std::min(left, request.total);
@@ -273,7 +275,7 @@ private:
         double part = std::clamp(haste(called_ - first, now) / hasty / stock, 1 / stock, 1 / most_stock);
         double most = std::min(part * static_cast<double>(reserved), static_cast<double>(policy_.segment_size));
         uint64_t all = static_cast<uint64_t>(most), free = heap_.reserved() - heap_.live();
-        uint64_t again = peak_ - std::min(peak_, reserved);
+        uint64_t again = held_ - std::min(held_, reserved);
         return std::min(std::max(all - std::min(all, free), again), left) / policy_.page * policy_.page;
     }
 
@@ -320,6 +322,7 @@ private:
     }
 
     double rest_until_ = -never;
+    uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took
 };
 
