@@ -159,7 +159,7 @@ class PoolOptions:
     """How memory is obtained: "auto", "direct" (each request from the driver, no pooling), "paged" (page by page,
     little reserved), or a kind of the device.
 
-    "auto" never chooses "paged": growth costs more there on a GPU, and it excludes memory checkers.
+    "auto" is "paged" on a GPU that maps memory, unless a memory checker is at work, and else the device's first kind.
     """
     segment_size: int = _option(64 << 20, readers.positive_size)
     """Size by which the pool grows; more if a request needs more."""

@@ -261,7 +261,7 @@ REST_SECONDS: Final = 0.2
 
 
 def replay(peer: Allocator, task: Task) -> Iterator[Measured]:
-    """Time each recording's steps, in turn with asyncmem's pool and the floor; asyncmem's own also over pages.
+    """Time each recording's steps, in turn with asyncmem's pool and the floor; its own also in another kind of memory.
 
     The program's own work is left out, and all its streams are one, so that each allocator does the same. Each run
     begins with an allocator that has no memory of the device; the time to get it is included.
@@ -270,8 +270,9 @@ def replay(peer: Allocator, task: Task) -> Iterator[Measured]:
         trace, name = read(file), Path(file).stem
         yield _replay(peer, task, trace, name)
         if isinstance(peer, AsyncmemPool) and peer.device.kind != "host":
-            with peer.tuned(segments="paged"):
-                yield _replay(peer, task, trace, f"{name}, paged")
+            other = "virtual" if peer.device.prefers_pages else "paged"
+            with peer.tuned(segments=other):
+                yield _replay(peer, task, trace, f"{name}, {other}")
 
 
 def plan_of(trace: Trace) -> Plan:

@@ -299,7 +299,7 @@ def _try_to_use(index: int) -> Use:
         use["reason"], use["help"] = _words(error)
         return use
     use |= {"usable": True, "free_bytes": device.memory().free, "over_budget_notices": device.gives_notices}
-    use["segments"] = [*device.segment_kinds, *(["paged"] if device.page else [])]
+    use["segments"] = [*(["paged"] if device.page else []), *device.segment_kinds]
     device.close()
     return use
 

@@ -203,6 +203,7 @@ class Device(ABC):
     kind: str  # "host", "simulated", "cuda", "rocm", "metal", "opencl"
     name: str  # the kind, with an index where there may be several: "cuda:0"
     segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
+    prefers_pages = False  # "auto" means pages for a pool, and the first kind for a segment alone
     granularity: int  # a segment's size is rounded up to a multiple of this
     page: int = 0  # the unit in which memory can be mapped under reserved addresses; 0: it cannot be
     capacity: int  # bytes it has at all, known without asking the driver

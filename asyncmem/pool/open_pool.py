@@ -24,7 +24,7 @@ from asyncmem.pool.handles import Pin
 from asyncmem.pool.holders import StallWatch, error_of, out_of_memory_facts
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
-from asyncmem.pool.opening import heap_settings, scheduler_settings
+from asyncmem.pool.opening import heap_settings, kind_of, scheduler_settings
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
@@ -71,6 +71,7 @@ class OpenPool(Opened):
         if self.journal is not None:
             self.journal.core = core
         self.retire = core.retire
+        self.kind = kind_of(options.segments, device)
         self._apply(options)
         self.worker = factory(f"asyncmem {pool.name}", weakly(self.look_after), weakly(self.break_down))
         self._factory = factory
@@ -80,7 +81,7 @@ class OpenPool(Opened):
             from asyncmem.share.limits import Member
 
             self.quota = Member(self)
-        if options.segments == "paged":
+        if self.kind == "paged":
             page = max(device.page, 1)
             self.executor.reserve(_SPREAD * max(device.capacity, page) // page * page)
         self._emptied_latch: Latch[None] | None = None
@@ -105,7 +106,7 @@ class OpenPool(Opened):
         self.worker.start()
 
     def _settings(self) -> dict[str, Any]:
-        return scheduler_settings(self.options, self.device, self.limit)
+        return scheduler_settings(self.options, self.device, self.kind, self.limit)
 
     @property
     def budgets(self) -> list[Budget]:

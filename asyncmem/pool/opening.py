@@ -199,24 +199,26 @@ def heap_settings(options: PoolOptions) -> HeapOptions:
     }
 
 
-def _kind(segments: str, device: Device) -> str:
-    return device.segment_kinds[0] if segments == "auto" else segments
+def kind_of(segments: str, device: Device) -> str:
+    """Return how a pool gets memory whose options say `segments`."""
+    if segments != "auto":
+        return segments
+    return "paged" if device.prefers_pages else device.segment_kinds[0]
 
 
-def scheduler_settings(options: PoolOptions, device: Device, limit: int) -> dict[str, Any]:
+def scheduler_settings(options: PoolOptions, device: Device, kind: str, limit: int) -> dict[str, Any]:
     """Return what the scheduler is told."""
-    paged = options.segments == "paged"
     return {
         **heap_settings(options),
         **{name: getattr(options, name) for name in _AS_GIVEN},
         "limit": limit,
         "limited": options.limit is not None,
-        "paged": paged,
-        "joins": device.joins_segments and _kind(options.segments, device) == "stream_ordered",
+        "paged": kind == "paged",
+        "joins": device.joins_segments and kind == "stream_ordered",
         "direct": options.segments == "direct",
         "granularity": device.granularity,
         "page": device.page,
-        "overlap_least": _APART * device.page if paged else 0,
+        "overlap_least": _APART * device.page if kind == "paged" else 0,
         "patience": options.patience.seconds,
         "patience_share": options.patience.share,
         "fallback": options.fallback is not None,

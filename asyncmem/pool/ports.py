@@ -115,6 +115,7 @@ class Opened:
     """An open pool, as its parts know it: what it consists of, its shares, and who works for it.
 
     Attributes:
+        kind: How memory is got: "paged", or the device's kind of segments.
         closed: The error of a closed pool, or None.
         refusing: The error that newcomers get, or None.
         released: Whether all memory has gone back, and the worker has ended.
@@ -128,6 +129,7 @@ class Opened:
     options: PoolOptions
     pool: AnyShare
     device: Device
+    kind: str
     core: Core
     retire: Retire
     worker: Worker
@@ -166,8 +168,9 @@ class Opened:
 
     @property
     def limit(self) -> int:
-        """The limit in bytes, in whole granules."""
-        return -(-self.options.ceiling(self.device.capacity) // GRANULE) * GRANULE
+        """The limit in bytes, in whole pages where memory comes in pages, and else in whole granules."""
+        unit = self.device.page if self.kind == "paged" else GRANULE
+        return -(-self.options.ceiling(self.device.capacity) // unit) * unit
 
     @property
     def min_free(self) -> int:

@@ -6,15 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Cuda, Device, Host, Simulated, Stream, device
 from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
 from asyncmem.devices.gpu.virtual import MIB, VirtualSegments, handles
 from asyncmem.devices.host_memory import bytes_at
+from asyncmem.devices.memory_checker import Sanitizer
 from asyncmem.devices.ranges import Ranges
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 
@@ -136,6 +139,39 @@ class TestOpening:
         segment = gpu.allocate_segment(1)
         assert (segment.kind, gpu.segment_kinds[0], set(gpu.segment_kinds)) == ("direct", "direct", set(KINDS))
         gpu.free_segment(segment)
+        gpu.close()
+
+    @pytest.mark.parametrize(
+        ("of_the_device", "of_the_pool", "kind"),
+        [
+            ("auto", "auto", "paged"),
+            ("auto", "virtual", "virtual"),
+            ("virtual", "auto", "virtual"),
+            ("stream_ordered", "auto", "stream_ordered"),
+            ("stream_ordered", "paged", "paged"),
+        ],
+    )
+    def test_pools_hold_pages_where_no_kind_is_named(
+        self, driver: FakeDriver | None, of_the_device: str, of_the_pool: str, kind: str
+    ) -> None:
+        """What the pool's options name comes first, then what the device was opened for."""
+        del driver
+        gpu = Cuda(segments=of_the_device)
+        with AsyncMemoryPool(gpu, segments=of_the_pool) as pool, pool.allocate(1):
+            assert {segment.kind for segment in pool.segments()} == {kind}
+        gpu.close()
+
+    def test_pools_hold_segments_under_a_memory_checker(
+        self, driver: FakeDriver | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is told of whole segments only."""
+        del driver
+        monkeypatch.setattr(
+            "asyncmem.devices.gpu.device.attached_checker", lambda: mock.create_autospec(Sanitizer, instance=True)
+        )
+        gpu = Cuda()
+        with AsyncMemoryPool(gpu) as pool, pool.allocate(1):
+            assert {segment.kind for segment in pool.segments()} == {"virtual"}
         gpu.close()
 
     @pytest.mark.fake_only

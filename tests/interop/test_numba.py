@@ -60,10 +60,10 @@ with asyncmem.AsyncMemoryPool("cuda:0", limit=64 * MIB) as pool, pool.lease(4 * 
     assert lease.stats().allocated_bytes == MIB
     del x
     assert lease.stats().allocated_bytes == 0
-    with asyncmem.AsyncMemoryPool("cuda:0", limit=MIB, min_free=0, fallback="host") as small, interop.use(small):
-        y = cuda.device_array(MIB, dtype=np.uint8)
+    with asyncmem.AsyncMemoryPool("cuda:0", limit=2 * MIB, min_free=0, fallback="host") as small, interop.use(small):
+        y = cuda.device_array(2 * MIB, dtype=np.uint8)
         try:
-            cuda.device_array(MIB, dtype=np.uint8)
+            cuda.device_array(2 * MIB, dtype=np.uint8)
         except asyncmem.InvalidRequest as error:
             assert "no host memory" in str(error)
         else:

@@ -175,6 +175,13 @@ class TestLimit:
 
         run(main)
 
+    @pytest.mark.parametrize("limit", [KIB, 3 * MIB, 8 * MIB + 1])
+    def test_a_limit_is_rounded_up_to_whole_pages(self, limit: int) -> None:
+        """Else what the limit allows could not be had, as memory comes in whole pages."""
+        with AsyncMemoryPool(Simulated("1 GiB"), segments="paged", limit=limit) as pool:
+            pool.allocate(limit).free()
+            assert pool.stats().reserved_bytes == pool.stats().limit == -(-limit // pool.device.page) * pool.device.page
+
     @pytest.mark.parametrize("limit", [8 * MIB, 8 * MIB + 100 * KIB])
     def test_all_of_the_limit_can_be_had_after_anything(self, limit: int) -> None:
         """In one piece, whatever pieces it was in before."""

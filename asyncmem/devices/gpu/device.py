@@ -59,7 +59,7 @@ class Gpu(Device):
             index: Which of the devices that this process may see (`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`).
             segments: How memory is got from the driver: "virtual" maps physical pieces, "stream_ordered" uses a memory
                 pool of the driver's, "direct" is cuMemAlloc or hipMalloc. "auto" takes the first of these that the
-                device has.
+                device has; pools then hold pages where it can map memory.
 
         Raises:
             InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
@@ -126,6 +126,7 @@ class Gpu(Device):
         self.segment_kinds = tuple(dict.fromkeys((kinds[0] if segments == "auto" else segments, *kinds)))
         self.granularity = driver.granularity(device) if pages else 2 << 20
         self.page = self.granularity if pages and self.checker is None else 0
+        self.prefers_pages = bool(self.page) and segments == "auto"
         self._paged = PagedMemory(self.name, driver, context, self.page, ()) if self.page else None
         self._segments = Segments(
             self.name, driver, context, self.segment_kinds, self._make_source, unit=self.granularity, most=self.capacity
@@ -163,7 +164,7 @@ class Gpu(Device):
                 break
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self.segment_kinds[0]
+        state = "closed" if self._closed else "paged" if self.prefers_pages else self.segment_kinds[0]
         return f"<{type(self).__name__} {self.name}: {state}>"
 
     @property
