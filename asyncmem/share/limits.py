@@ -254,6 +254,8 @@ class Member:
             if grant.limit >= self._limit:
                 self._limit = grant.limit
                 self._changed.notify_all()
+                if not self._wants:  # else who waits says it
+                    self._tell()  # what it said before may have crossed this, and did not count
             elif not self._yielding:
                 self._yielding = True
                 threading.Thread(target=self._give_back, args=(grant.limit,), name="asyncmem gives back").start()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, Simulated
+from asyncmem.share.limits import Grant, Member, State
 
 from .peer import Peer, Peers, shared_limit
 
@@ -172,6 +174,22 @@ def test_together_they_never_have_more(member: AsyncMemoryPool, peers: Peers, gr
         if round_ % 10 == 9:
             others.pop(0).kill()
             others.append(join(peers, group))
+
+
+def test_each_limit_is_answered(member: AsyncMemoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that crosses the next limit does not count, so where nothing changes by that it is said again.
+
+    Else the keeper would ask for ever for memory that was given back long ago.
+    """
+    quota = member._opened.quota
+    said: list[State] = []
+    assert isinstance(quota, Member)
+    member.allocate(CEILING).free()
+    with quota._changed:
+        quota._changed.wait_for(lambda: not quota._wants and not quota._promised, timeout=30)
+    monkeypatch.setattr(quota._link, "send", lambda message: said.append(State(*struct.unpack("<6Q", message))))
+    quota.take(Grant(quota._seen + 1, quota._limit))
+    assert [(one.number, one.limit, one.need) for one in said] == [(quota._seen, CEILING, 0)]
 
 
 def test_closing_a_pool_ends_its_wait(group: str, other: Peer) -> None:
