@@ -266,8 +266,7 @@ private:
     }
 
     // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
-    // is free, it is what serves then. What was reserved
-    // may be so again, until memory goes back.
+    // is free, it is what serves then. What was reserved may be so again, until memory goes back.
     uint64_t stock_for(const Request& request, double now) const {
         uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
         left -= std::min(left, request.total);
