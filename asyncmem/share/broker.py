@@ -212,6 +212,8 @@ class Broker:
                 self._close(self._watched.pop(pid)[0])
 
     def _gone(self, pid: int) -> None:
+        if pid not in self._watched:  # what was seen just before has ended the watch
+            return
         process, told = self._watched.pop(pid)
         self._close(process)
         for one in told:

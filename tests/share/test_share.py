@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -548,6 +549,25 @@ def test_what_a_process_said_before_its_end_is_heard() -> None:
     process.broker.post(connection.open)  # its process is gone by now
     assert lost.wait(30)
     assert heard == [b"last words"]
+
+
+def test_a_process_may_end_as_it_is_watched_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are seen in one round: then nobody is told of its end."""
+    reported: list[BaseException] = []
+    told: list[None] = []
+    blocked, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr("asyncmem.share.broker.report", reported.append)
+    broker, tell = process.broker, partial(told.append, None)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        broker.post(partial(broker.watch, program.pid, tell))
+        broker.post(partial(broker.later, 0, lambda: (blocked.set(), go_on.wait(30))))
+        assert blocked.wait(30)
+        broker.post(partial(broker.unwatch, program.pid, tell))
+        program.kill()
+    go_on.set()
+    broker.post(partial(broker.later, 0, done.set))
+    assert done.wait(30)
+    assert (told, reported) == ([], [])
 
 
 def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
