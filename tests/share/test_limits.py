@@ -85,9 +85,13 @@ def test_memory_in_use_is_waited_for(member: AsyncMemoryPool, other: Peer) -> No
 def test_who_comes_first_is_served_first(member: AsyncMemoryPool, peers: Peers, group: str) -> None:
     """A large request is not starved by small ones that come later from others."""
     first, second = join(peers, group), join(peers, group)
-    mine = member.allocate(60 * MIB)
+    mine, quota = member.allocate(60 * MIB), member._opened.quota
+    assert isinstance(quota, Member)
+    asked, deadline = quota._seen, time.monotonic() + 30
     first.tell("allocate", 40 * MIB)
-    assert not first.connection.poll(0.05)
+    while quota._seen == asked and time.monotonic() < deadline:
+        time.sleep(0.001)  # until the first is in line, and this process is asked for what it has
+    assert not first.connection.poll()
     second.tell("allocate", 32 * MIB)
     assert not second.connection.poll(0.05)
     mine.free()
