@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 
 import cloudpickle
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -26,10 +27,15 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Client]:
-    """A client of two workers in processes of their own, started once."""
-    cluster = LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0", silence_logs=logging.CRITICAL)
-    with cluster, Client(cluster) as found:
-        yield found
+    """A client of two workers in processes of their own, started once.
+
+    Some seconds after a worker was lost a cluster looks for the one that replaces it, and if none is there it never
+    has one again: a test that kills a second worker must not meet that look.
+    """
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        cluster = LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0", silence_logs=logging.CRITICAL)
+        with cluster, Client(cluster) as found:
+            yield found
 
 
 @pytest.fixture
