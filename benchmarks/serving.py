@@ -62,8 +62,8 @@ class Measured:
     """Seconds after the load until a request is answered as fast as without it."""
 
 
-def serve(kind: str, port: int) -> None:
-    """Run a server of that kind, until it is stopped."""
+def serve(kind: str, listening: int) -> None:
+    """Run a server of that kind on a socket that listens, until it is stopped."""
     sys.path.append(str(_ROOT / "examples" / "server"))
     from app import Server, Tenant
     from model import LENGTHS
@@ -98,22 +98,23 @@ def serve(kind: str, port: int) -> None:
                 return await super().answer(tenant, text, deadline)
 
     server = {"pool": Server, "semaphore": Semaphore, "none": NoAdmission}[kind]()
-    uvicorn.run(server.app, port=port, access_log=False, log_level="warning")
+    config = uvicorn.Config(server.app, access_log=False, log_level="warning")
+    uvicorn.Server(config).run([socket.socket(fileno=listening)])
 
 
 @contextmanager
 def running(kind: str) -> Iterator[tuple[int, str]]:
     """Run a server of that kind until the block ends; return its process and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.serving", "--serve", kind, "--port", str(port)]
     paths = os.pathsep.join(path for path in [*sys.path, str(_ROOT)] if path)
     environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths}
-    # In a session of its own, as Linux gives sessions equal shares of the processor by default, like containers.
-    with subprocess.Popen(command, env=environment, start_new_session=True) as process:  # noqa: S603  # our own
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        file = listening.fileno()
+        command = [sys.executable, "-m", "benchmarks.serving", "--serve", kind, "--listening", str(file)]
+        # In a session of its own, as Linux gives sessions equal shares of the processor by default, like containers.
+        started = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[file])  # noqa: S603  # our own
+    with started as process:
         try:
-            url = f"http://127.0.0.1:{port}"
             if wait_for(url, 60) >= 60:
                 raise TimeoutError("the server did not become ready within a minute")
             yield process.pid, url
@@ -268,11 +269,11 @@ def _rows(kind: str, found: Measured) -> Iterator[list[str]]:
 @click.option("--seconds", default=120.0, show_default=True, help="Of load, for each server.")
 @click.option("--only", type=click.Choice(list(_KINDS)), multiple=True, help="Servers; all of them if not given.")
 @click.option("--serve", "served", type=click.Choice(list(_KINDS)), hidden=True)
-@click.option("--port", type=int, hidden=True)
-def main(seconds: float, only: tuple[str, ...], served: str | None, port: int) -> None:
+@click.option("--listening", type=int, hidden=True)
+def main(seconds: float, only: tuple[str, ...], served: str | None, listening: int) -> None:
     """Measure how many requests are answered by their deadline, how soon others are refused, and in what memory."""
     if served:
-        serve(served, port)
+        serve(served, listening)
         return
     with running("pool") as (_, url):
         capacity = find_capacity(url, min(seconds, 5.0))

