@@ -364,7 +364,7 @@ def test_growth_that_an_event_loop_cannot_wait_for_is_named() -> None:
             opened = threading.Event()
             device = pool._opened.device
             allocate_segment = device.allocate_segment
-            device.allocate_segment = lambda *asked: opened.wait(10) and allocate_segment(*asked)  # type: ignore[method-assign]
+            device.allocate_segment = lambda *asked: opened.wait(60) and allocate_segment(*asked)  # type: ignore[method-assign]
             growing = pool.allocate_async(MIB)
             with pytest.raises(OutOfMemoryError, match="being made for other requests") as caught:
                 pool.allocate(MIB)

@@ -135,7 +135,7 @@ def test_a_caught_error_keeps_no_memory(work: Callable[[AsyncMemoryPool], Awaita
         async with AsyncMemoryPool("host", limit=2 * HALF, segment_size=2 * HALF, stall_after=None) as pool:
             await work(pool)
             assert pool.stats().allocated_bytes == 0
-            (await pool.allocate_async(2 * HALF, timeout=5)).free()
+            (await pool.allocate_async(2 * HALF, timeout=60)).free()
 
     asyncio.run(main())
 

@@ -102,7 +102,7 @@ def test_buffers_dropped_in_threads_reach_the_waiters(everywhere: Run) -> None:
                     async with pool.allocate_async(2 * MIB):
                         await turns()
 
-            with anyio.fail_after(50):
+            with anyio.fail_after(100):
                 async with anyio.create_task_group() as group:
                     for seed in range(3):
                         group.start_soon(anyio.to_thread.run_sync, churn, seed)

@@ -260,7 +260,7 @@ def test_pool_that_is_dropped_open_ends_its_worker() -> None:
         warnings.simplefilter("ignore")
         pool = None
         for thread in set(threading.enumerate()) - before:
-            for _ in range(50):  # the collector cannot have the pool while the worker is still at its first job
+            for _ in range(600):  # the collector cannot have the pool while the worker is still at its first job
                 gc.collect()
                 thread.join(0.1)
                 if not thread.is_alive():

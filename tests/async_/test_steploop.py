@@ -139,7 +139,7 @@ def test_outside_work_is_waited_for() -> None:
         gate = threading.Event()
 
         def work() -> None:
-            gate.wait(5)
+            gate.wait(60)
             loop.call_soon_threadsafe(woken.set_result, "woken")
 
         thread = threading.Thread(target=work)

@@ -183,7 +183,7 @@ def test_closed_pool_leaves_no_thread_behind(everywhere: Run) -> None:
 
     everywhere(main)
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -260,17 +260,17 @@ def test_worker_that_is_needed_no_longer_does_what_it_was_given_before() -> None
 
     def job() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
         time.sleep(0.02)  # so that a look is due when it ends
 
     worker = Worker("over", lambda: None, lambda _: None)
     worker.start()
     worker.submit(job)
-    assert begun.wait(10)
+    assert begun.wait(60)
     worker.submit(last.set)
     gate.set()
-    assert last.wait(10)
-    assert worker.close(10)
+    assert last.wait(60)
+    assert worker.close(60)
 
 
 def test_pages_are_looked_after_for_as_long_as_memory_is_freed() -> None:

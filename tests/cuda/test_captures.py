@@ -85,7 +85,7 @@ def test_a_captured_stream_may_be_named(pool: AsyncMemoryPool, stream: int, name
         assert again.address == address
     again.free()
     memory.release()
-    pool.allocate(LIMIT, stream=name(stream), timeout=10).free()
+    pool.allocate(LIMIT, stream=name(stream), timeout=60).free()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,7 +153,7 @@ def test_readers_that_name_no_stream_end_no_capture(pool: AsyncMemoryPool, strea
         with pool.graph(), capturing(stream):
             read.clear()
             assert pool.try_allocate(MIB, stream=pool.device.create_stream()) is None
-    pool.allocate(LIMIT, stream=pool.device.create_stream(), timeout=10).free()
+    pool.allocate(LIMIT, stream=pool.device.create_stream(), timeout=60).free()
 
 
 @pytest.mark.asyncio
@@ -165,7 +165,7 @@ async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda,
         assert read[0].__cuda_array_interface__["data"][0]
         with pool.graph(), capturing(stream):
             read.clear()
-            request = pool.allocate_async(LIMIT, stream=cuda.create_stream(), timeout=10)
+            request = pool.allocate_async(LIMIT, stream=cuda.create_stream(), timeout=60)
             await asyncio.sleep(0.05)
             assert not request.done()
             assert sum(pool.stats().remedies.values()) < 20
@@ -181,7 +181,7 @@ async def test_a_request_whose_stream_is_captured_meanwhile_waits_on(cuda: Cuda,
         held = await pool.allocate_async(LIMIT, stream=other)
         fake.hold(other.handle)
         fake.launch(other.handle, writes=[(held.address, held.nbytes)])
-        request = pool.allocate_async(MIB, stream=theirs, timeout=10)
+        request = pool.allocate_async(MIB, stream=theirs, timeout=60)
         with cuda.context.entered(), capturing(stream):
             held.free()
             await asyncio.sleep(0.01)

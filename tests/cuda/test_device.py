@@ -315,7 +315,7 @@ class TestVirtual:
             thread.start()
             while fake.calls(slow) == begun:
                 time.sleep(0)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while calls(last.encode()) < wanted and time.monotonic() < deadline:
                 pass
             assert calls(last.encode()) == wanted
@@ -460,7 +460,7 @@ class TestStreams:
         assert fake.live().get("streams", 0) == before - 1
         assert not fence.done()
         fake.release()
-        assert fence.block(10)
+        assert fence.block(60)
 
     @pytest.mark.every_vendor
     @pytest.mark.fake_only
@@ -470,7 +470,7 @@ class TestStreams:
         fake.hold(other.handle)
         fake.launch(other.handle)
         own = mine.record()
-        assert own.block(10)
+        assert own.block(60)
         held = other.record()
 
         def elsewhere() -> None:
@@ -488,8 +488,8 @@ class TestStreams:
         behind = mine.record()
         assert not behind.done()
         fake.release()
-        assert fences[1].block(10)
-        assert behind.block(10)
+        assert fences[1].block(60)
+        assert behind.block(60)
 
     def test_captures_are_seen(self, gpu: Gpu) -> None:
         """A stream says whether its work is run or only noted, and a fence of everything leaves a capture alone."""
@@ -499,10 +499,10 @@ class TestStreams:
         with pytest.raises(DeviceError, match="graph") as caught:
             gpu.record_all()
         assert caught.value.code == 900
-        assert gpu.create_stream().record().block(10)
+        assert gpu.create_stream().record().block(60)
         graph.end()
         assert not stream.capturing()
-        assert gpu.record_all().block(10)
+        assert gpu.record_all().block(60)
 
     def test_captures_of_others_are_not_ended(self, gpu: Gpu) -> None:
         """Growing, asking for fences and waiting go on while another thread captures in the strictest mode."""
@@ -511,8 +511,8 @@ class TestStreams:
         segments, birth = [], gpu.create_stream()
         for kind in KINDS:
             segment = gpu.allocate_segment(MIB, kind, birth)
-            assert birth.record().block(10)
-            assert gpu.create_stream().record().block(10)
+            assert birth.record().block(60)
+            assert gpu.create_stream().record().block(60)
             gpu.memory()
             segments.append(segment)
         for segment in segments:
@@ -530,7 +530,7 @@ class Capture:
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._begun.wait(10)
+        assert self._begun.wait(60)
 
     def end(self) -> None:
         self._ends.set()
@@ -547,7 +547,7 @@ class Capture:
             (code,) = driver.cuStreamBeginCapture(self._stream.handle, mode)
             assert code == 0
             self._begun.set()
-            self._ends.wait(10)
+            self._ends.wait(60)
             code, graph = driver.cuStreamEndCapture(self._stream.handle)
             assert code == 0
             driver.cuGraphDestroy(graph)
@@ -596,7 +596,7 @@ class TestFences:
             fence = gpu.record_all()
             assert not fence.done()
             fake.release()
-            assert fence.block(10)
+            assert fence.block(60)
 
     @pytest.mark.fake_only
     def test_a_lost_device_fails_every_wait(self, fake: FakeDriver, kind_of_gpu: Kinds) -> None:
@@ -608,7 +608,7 @@ class TestFences:
         told = threading.Event()
         fence.notify(told.set)
         fake.lose()
-        assert told.wait(10)
+        assert told.wait(60)
         for call in (fence.done, fence.block, fence.done):
             with pytest.raises(DeviceError, match=r"(?i)illegal_?address"):
                 call()
@@ -622,7 +622,7 @@ class TestFences:
         """A stream of one card goes on behind work of another."""
         first, second = cards
         second.default_stream.wait(first.default_stream.record())
-        assert second.default_stream.record().block(10)
+        assert second.default_stream.record().block(60)
         with pytest.raises(InvalidRequest, match=second.name):
             second.default_stream.wait(Host().default_stream.record())
 
@@ -748,7 +748,7 @@ class TestClosing:
         gpu.close()
         assert not fence.done()
         fake.release()
-        assert fence.block(10)
+        assert fence.block(60)
         assert fake.live()["contexts"] == 1
         del fence, stream
         gc.collect()
@@ -767,10 +767,10 @@ class TestClosing:
         busy.notify(told.set)
         thread = next(iter(set(threading.enumerate()) - before))
         fake.release()
-        assert told.wait(10)
+        assert told.wait(60)
         del gpu, fence, busy
         gc.collect()
-        thread.join(10)
+        thread.join()
         assert not thread.is_alive()
 
     @pytest.mark.fake_only
@@ -781,7 +781,7 @@ class TestClosing:
         fake.reset()
         new = Cuda()
         new.free_segment(new.allocate_segment(MIB))
-        assert new.default_stream.record().block(10)
+        assert new.default_stream.record().block(60)
         with pytest.raises(DeviceError):
             fence.done()
         old._segments._sources.clear()

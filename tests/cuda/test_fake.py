@@ -404,13 +404,18 @@ class TestControls:
     def test_calls_may_be_slow_from_some_time_on(self, fake: FakeDriver, context: Any) -> None:
         """All of a name, or so many from the n-th on."""
         del context
-        fake.latency("cuStreamCreate", 20_000_000, nth=2, times=2)
-        seconds = []
-        for _ in range(4):
-            began = time.perf_counter()
-            stream()
-            seconds.append(time.perf_counter() - began)
-        assert [one >= 0.02 for one in seconds] == [False, True, True, False]
+
+        def four() -> list[float]:
+            fake.latency("cuStreamCreate", 20_000_000, nth=2, times=2)
+            seconds = []
+            for _ in range(4):
+                began = time.perf_counter()
+                stream()
+                seconds.append(time.perf_counter() - began)
+            return seconds
+
+        fastest = [min(each) for each in zip(*(four() for _ in range(10)), strict=True)]  # of a busy machine, too
+        assert [one >= 0.02 for one in fastest] == [False, True, True, False]
 
     def test_the_nth_call_fails_and_does_nothing(self, fake: FakeDriver) -> None:
         """Counted from now on, for as many times as asked."""

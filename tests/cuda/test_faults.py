@@ -58,7 +58,7 @@ def foreign_stream(device: Gpu, stack: ExitStack) -> None:
 def fences(device: Gpu, stack: ExitStack) -> None:
     stream = device.default_stream
     fence = stream.record()
-    assert fence.block(1)
+    assert fence.block(60)
     stack.callback(weakref.ref, fence)
     stream.wait(fence)
     assert not stream.capturing()
@@ -66,7 +66,7 @@ def fences(device: Gpu, stack: ExitStack) -> None:
 
 def fence_of_everything(device: Gpu, stack: ExitStack) -> None:
     fence = device.record_all()
-    assert fence.block(1)
+    assert fence.block(60)
     stack.callback(weakref.ref, fence)
 
 

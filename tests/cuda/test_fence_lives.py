@@ -33,7 +33,7 @@ def test_a_callback_that_knows_its_fence_keeps_it_only_until_it_has_run(fake: Fa
     kept = weakref.ref(fence)
     fence = None
     fake.release(stream.handle)
-    assert told.wait(10)
+    assert told.wait(60)
     for _ in range(1000):
         if kept() is None:
             break

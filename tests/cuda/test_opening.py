@@ -35,21 +35,20 @@ def let_the_thread_end() -> None:
     """Wait without a step of the loop until the devices are there."""
     for thread in threading.enumerate():
         if thread.name.endswith("opens"):
-            thread.join(10)
+            thread.join()
 
 
 @pytest.mark.asyncio
 async def test_the_loop_goes_on_while_a_gpu_is_made(slow: FakeDriver) -> None:
     """A ticking task is not held up by the driver, and the pool serves once it is open."""
-    seconds, longest = 1.0, 0.0
+    seconds, ticks = 1.0, 0
     slow.latency(START, int(seconds * 1e9))
 
     async def tick() -> None:
-        nonlocal longest
+        nonlocal ticks
         while True:
-            before = time.perf_counter()
             await asyncio.sleep(0)
-            longest = max(longest, time.perf_counter() - before)
+            ticks += 1
 
     ticker = asyncio.ensure_future(tick())
     await asyncio.sleep(0)
@@ -57,9 +56,9 @@ async def test_the_loop_goes_on_while_a_gpu_is_made(slow: FakeDriver) -> None:
     async with make_pool() as pool:
         assert time.perf_counter() - before >= seconds
         assert isinstance(pool.device, Cuda)
+        assert ticks > 100  # a loop that is held up has a few at its beginning and its end
         (await pool.allocate_async(MIB)).free()
         ticker.cancel()
-    assert longest < seconds  # which it would be held up for; a busy machine may take some of it
 
 
 @pytest.mark.anyio

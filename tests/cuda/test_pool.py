@@ -354,7 +354,7 @@ def test_memory_that_comes_after_the_pools_end_goes_back(spotless: FakeDriver, k
         thread.start()
         while not pool._opened.core.scheduler.gauges()["coming"]:
             time.sleep(0.001)
-    thread.join(10)
+    thread.join()
     assert refused
 
 

@@ -53,10 +53,14 @@ def test_a_kernel_spins_until_it_is_told(cuda: Cuda) -> None:
     assert not fence.done() or busy.now() - began >= 0.3
     assert fence.block(60)
     assert busy.now() - began >= 0.29
-    again = busy.now()
-    busy.hold(stream, began)  # past
-    assert stream.record().block(60)
-    assert busy.now() - again < 0.25
+
+    def hold_for_nothing() -> float:
+        again = busy.now()
+        busy.hold(stream, began)  # past
+        assert stream.record().block(60)
+        return busy.now() - again
+
+    assert min(hold_for_nothing() for _ in range(10)) < 0.25  # a busy machine may take longer over some
     busy.close()
 
 

@@ -48,7 +48,7 @@ async def test_asyncio_waits_until_the_fence_is_reached(rig: Rig) -> None:
     stream = rig.device.create_stream()
     rig.occupy(stream)
     fence = stream.record()
-    waiting = asyncio.ensure_future(asyncio.wait_for(_synchronize(stream), 10))
+    waiting = asyncio.ensure_future(asyncio.wait_for(_synchronize(stream), 60))
     await asyncio.sleep(0)
     assert not waiting.done()
     rig.release()
@@ -62,7 +62,7 @@ async def test_trio_waits_until_the_fence_is_reached(rig: Rig) -> None:
     stream = rig.device.create_stream()
     rig.occupy(stream)
     fence = stream.record()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_synchronize, stream)
             await trio.testing.wait_all_tasks_blocked()

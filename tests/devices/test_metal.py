@@ -22,7 +22,7 @@ from tests.metal.fake import TIMED_OUT, FakeMetal, bridge, memory, queue, work
 from tests.metal.session import in_place
 
 MIB = 1 << 20
-SOON = 10
+SOON = 60
 
 
 class Gate:

@@ -194,10 +194,10 @@ class TestThreads:
         (thread,) = set(threading.enumerate()) - before
         assert thread.name == f"asyncmem {device.name} fences"
         let_go()
-        assert told.wait(10)
+        assert told.wait(60)
         del device, fence
         gc.collect()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     def test_that_close_a_device_wait_for_its_work(self, kit: Kit) -> None:
@@ -209,14 +209,14 @@ class TestThreads:
         closing.join(0.05)
         assert closing.is_alive()
         let_go()
-        closing.join(10)
+        closing.join(60)
         assert not closing.is_alive()
 
     def test_of_a_lost_device_end_too(self, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
         """Closing it is not refused: there is nothing left to wait for."""
         before, device, told = set(threading.enumerate()), kit.open(), threading.Event()
         device.record_all().notify(told.set)
-        assert told.wait(10)
+        assert told.wait(60)
 
         def lost(*_: object, **__: object) -> None:
             raise DeviceError("record", code=-36, code_name="LOST")
@@ -252,7 +252,7 @@ def test_awaiting_a_fence_behind_work_that_fails_raises(kit: Kit) -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().call_later(0.001, setattr, fence, "failed", True)
-        await asyncio.wait_for(_await(fence), 10)
+        await asyncio.wait_for(_await(fence), 60)
 
     with pytest.raises(DeviceError, match="FAILED"):
         asyncio.run(main())

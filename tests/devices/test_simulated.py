@@ -99,7 +99,7 @@ class TestVirtualTime:
         device.advance(0.5)
         assert waiter.is_alive()
         device.advance(0.5)
-        waiter.join(10)
+        waiter.join()
         assert not waiter.is_alive()
 
     @pytest.mark.parametrize("clock", ["virtual", "wall"])

@@ -354,7 +354,7 @@ class TestThreads:
         with ThreadPoolExecutor() as threads:
             asks = threads.submit(ask)
             settle(lambda: pool.stats().waiting == 1)
-            assert cuda_memory.lock.acquire(timeout=10)
+            assert cuda_memory.lock.acquire(timeout=60)
             cuda_memory.lock.release()
             cuda_memory.allocate(512)
             assert not asks.done()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.metal.fake import FakeMetal, bridge, work
 
-SOON = 10
+SOON = 60
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Bench:
             self.device, limit=4 * SIZE, segment_size=4 * SIZE, small_limit=512, overlap=0, defragment=False
         )
         self.a, self.b = self.device.create_stream("a"), self.device.create_stream("b")
-        held = [self.pool.allocate(SIZE, stream=self.a, timeout=10) for _ in range(4)]
+        held = [self.pool.allocate(SIZE, stream=self.a, timeout=60) for _ in range(4)]
         held[0].hand_over(self.b)
         held[0].hand_over(self.a)
         for buffer in held:
@@ -167,7 +167,7 @@ def test_a_call_that_fails_loses_nothing(bench: Bench, call: str, nth: int) -> N
     bench.device.fail(call, nth)
     for round_ in range(3):
         for stream, other in ((bench.a, bench.b), (bench.b, bench.a)):
-            buffer = bench.pool.allocate(SIZE, stream=stream, timeout=10)
+            buffer = bench.pool.allocate(SIZE, stream=stream, timeout=60)
             twice(partial(buffer.use_on, other))
             if round_ % 2:
                 twice(partial(buffer.hand_over, other))
@@ -217,7 +217,7 @@ class TestWhoGoesFirst:
             buffer.free(stream=bench.b)
         bench.pool._opened.core.flush()
         bench.pool.configure(limit=8 * SIZE, overlap=overlap)
-        bench.pool.allocate(SIZE, stream=bench.a, timeout=10).free()
+        bench.pool.allocate(SIZE, stream=bench.a, timeout=60).free()
         assert bench.calls().get("wait", 0) == waits
 
 
@@ -402,12 +402,12 @@ def test_only_one_thread_at_a_time_asks_the_fences(bench: Bench) -> None:
 
     def slow_record(stream: int, made: Any) -> int:
         recording.set()
-        assert asking.wait(10)
+        assert asking.wait(60)
         return record(stream, made)
 
     def slow_query(fence: int) -> int:
         asking.set()
-        assert asked.wait(10)
+        assert asked.wait(60)
         return query(fence)
 
     bench.device.call_record = slow_record  # type: ignore[method-assign]  # to meet at a certain point
@@ -420,11 +420,11 @@ def test_only_one_thread_at_a_time_asks_the_fences(bench: Bench) -> None:
 
     one = threading.Thread(target=first)
     one.start()
-    assert recording.wait(10)
+    assert recording.wait(60)
     other = threading.Thread(target=lambda: found.append(bench.retire.poll()))
     other.start()
     for thread in (one, other):
-        thread.join(10)
+        thread.join()
         assert not thread.is_alive()
     assert found[0] == 0
     assert found[1] > 0
@@ -439,7 +439,7 @@ from asyncmem.errors import DeviceError
 device = NativeSimulated()
 pool = AsyncMemoryPool(device, limit=1 << 20)
 a, b = device.create_stream(), device.create_stream()
-buffers = [pool.allocate(4096, stream=a, timeout=10) for _ in range(8)]
+buffers = [pool.allocate(4096, stream=a, timeout=60) for _ in range(8)]
 for buffer in buffers[:4]:
     buffer.free(stream=b)
 buffers[4].use_on(b)

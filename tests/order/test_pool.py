@@ -73,7 +73,7 @@ class User:
         if len(self.held) == MOST_LIVE:
             self.held.pop(0).buffer.free()
         stream = self.choice.choice(self.streams)
-        one = Held(pool.allocate(self.choice.choice(SIZES), stream=stream, timeout=10))
+        one = Held(pool.allocate(self.choice.choice(SIZES), stream=stream, timeout=60))
         self.held.append(one)
         self.work(one, stream)
 

@@ -171,7 +171,7 @@ async def test_a_client_that_is_killed_leaves_nothing(machines: Machines) -> Non
     client.signal(signal.SIGKILL)
     started = time.monotonic()
     while await runners(scheduler.address):
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         await asyncio.sleep(0.05)
 
 

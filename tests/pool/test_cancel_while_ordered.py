@@ -28,7 +28,7 @@ class Gate:
 
         def wait(stream: SimulatedStream, fence: object) -> None:
             self.entered.set()
-            assert self.opened.wait(10)
+            assert self.opened.wait(60)
             if self.fails:
                 raise DeviceError("wait", code=1, code_name="NO", device="simulated:0")
             real(stream, fence)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_cancelled_while_its_stream_is_ordered(monkeypatch: pytest.MonkeyPatch, 
         with gate.over(monkeypatch):
             orders = threading.Thread(target=held.free)
             orders.start()
-            assert gate.entered.wait(10)
+            assert gate.entered.wait(60)
             assert request.cancel()
             assert not request.done()  # the call of the driver is under way
             gate.opened.set()

@@ -16,7 +16,7 @@ def records(device: Simulated, fence_every: int) -> int:
             pool.allocate(MIB, stream=home).free(stream=other)
         recorded = len(device.calls_of("record")) - before
         assert pool.stats().allocated_bytes == 0
-        pool.allocate("40 MiB", stream=home, timeout=1.0).free()  # what was freed comes back, its fences recorded
+        pool.allocate("40 MiB", stream=home, timeout=60).free()  # what was freed comes back, its fences recorded
         pool.check()
     return recorded
 

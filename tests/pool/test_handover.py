@@ -139,7 +139,7 @@ def test_growth_serves_all_whom_it_can() -> None:
             held = await budget.allocate_async(4 * MIB)
             requests = [pool.allocate_async(14 * MIB), budget.allocate_async(2 * MIB), pool.allocate_async(13 * MIB)]
             held.free()
-            for buffer in await asyncio.wait_for(asyncio.gather(*requests), 5):
+            for buffer in await asyncio.wait_for(asyncio.gather(*requests), 60):
                 buffer.free()
             first.free()
 
@@ -235,8 +235,8 @@ async def test_freed_by_another_thread(pool: AsyncMemoryPool) -> None:
     await asyncio.sleep(0)
     thread = threading.Thread(target=held.free)
     thread.start()
-    (await asyncio.wait_for(waiting, 10)).free()
-    thread.join(10)
+    (await asyncio.wait_for(waiting, 60)).free()
+    thread.join()
 
 
 def step(request: Request[Buffer]) -> Generator[object, object, Buffer]:

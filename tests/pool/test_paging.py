@@ -224,7 +224,7 @@ class TestLimit:
                     nbytes = choice.randrange(1, 60) * 100 * KIB
                     while sum(one.nbytes for one in held) + nbytes > 7 * MIB:
                         held.pop(choice.randrange(len(held))).free()
-                    held.append(await asyncio.wait_for(pool.allocate_async(nbytes), 10))
+                    held.append(await asyncio.wait_for(pool.allocate_async(nbytes), 60))
                 for one in held:
                     one.free()
                 assert pool.stats().remedies["grow"] < 600

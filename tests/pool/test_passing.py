@@ -135,7 +135,7 @@ async def test_who_passes_before_the_worker_has_begun_counts_as_well() -> None:
     ) as pool:
         room = [await pool.allocate_async(MIB) for _ in range(8)]
         room.clear()
-        pool._opened.worker.submit(lambda: begins.wait(10))
+        pool._opened.worker.submit(lambda: begins.wait(60))
         device.entered.clear()
         device.go_on.clear()
         large = asyncio.ensure_future(pool.allocate_async(LARGE))

@@ -20,7 +20,7 @@ class Stubborn(Simulated):
 
     def free_segment(self, segment: Segment) -> None:
         if self.stubborn:
-            self.meeting.wait(10)
+            self.meeting.wait(60)
             raise DeviceError("free_segment", code=999, code_name="UNKNOWN")
         super().free_segment(segment)
 
@@ -49,7 +49,7 @@ def test_what_two_threads_failed_to_give_back_at_once_is_all_offered_again() -> 
         thread.join()
         assert failed
         device.stubborn = False
-        pool.allocate(8 * MIB, timeout=10).free()
+        pool.allocate(8 * MIB, timeout=60).free()
         pool.check()
 
 
@@ -70,7 +70,7 @@ def test_what_is_taken_while_it_goes_back_stays() -> None:
             thread.start()
         try:
             for _ in range(200):
-                first, second = pool.allocate(4 * MIB, timeout=10), pool.allocate(3 * MIB, timeout=10)
+                first, second = pool.allocate(4 * MIB, timeout=60), pool.allocate(3 * MIB, timeout=60)
                 first.free()
                 second.free()
                 pool.empty_cache()

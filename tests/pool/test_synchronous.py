@@ -91,14 +91,14 @@ def test_who_stands_behind_a_call_that_was_served_at_once_is_served(_: int) -> N
         served: list[Buffer] = []
 
         def ask() -> None:
-            both.wait(10)
+            both.wait(60)
             served.append(pool.allocate(8 * MIB, stream=one))
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert [buffer.nbytes for buffer in served] == [8 * MIB, 8 * MIB]
         served.clear()
 
@@ -165,14 +165,14 @@ async def test_a_call_that_ends_by_an_error_stands_in_nobodys_way(error: type[Ba
         if where == "on_oom":
             device.give_back_elsewhere("64 MiB")
         assert pool.waiters() == ()
-        (await pool.allocate_async(8 * MIB, timeout=5)).free()
+        (await pool.allocate_async(8 * MIB, timeout=60)).free()
 
 
 def test_a_thread_that_waits_is_seen_by_its_name() -> None:
     """Like a task; and no more once it has its memory."""
     with AsyncMemoryPool(Simulated("8 MiB"), limit="8 MiB") as pool:
         held = [pool.allocate(8 * MIB)]
-        thread = threading.Thread(target=lambda: pool.allocate(MIB, timeout=10).free(), name="the walker")
+        thread = threading.Thread(target=lambda: pool.allocate(MIB, timeout=60).free(), name="the walker")
         thread.start()
         while "the walker" not in "".join(one.owner for one in pool.waiters()):
             time.sleep(0.001)
@@ -196,8 +196,8 @@ def test_a_timeout_beyond_what_a_lock_can_wait_for_is_one() -> None:
 async def test_an_await_may_come_before_what_is_to_be_warm(device: str) -> None:
     """The worker provides for both."""
     async with AsyncMemoryPool(device, limit="64 MiB", warmup=[("8 MiB", 4)]) as pool:
-        (await pool.allocate_async(MIB, timeout=5)).free()
-        await pool.wait(5)
+        (await pool.allocate_async(MIB, timeout=60)).free()
+        await pool.wait(60)
         assert pool.stats().reserved_bytes >= 32 * MIB
 
 
@@ -205,8 +205,8 @@ async def test_an_await_may_come_before_what_is_to_be_warm(device: str) -> None:
 async def test_what_cannot_be_warm_is_said_by_the_wait_for_it() -> None:
     async with AsyncMemoryPool(Simulated("8 MiB"), limit="64 MiB", min_free=0, warmup=[("8 MiB", 4)]) as pool:
         with pytest.raises(OutOfMemoryError):
-            await pool.wait(5)
-        (await pool.allocate_async(MIB, timeout=5)).free()
+            await pool.wait(60)
+        (await pool.allocate_async(MIB, timeout=60)).free()
 
 
 @pytest.mark.asyncio
@@ -216,10 +216,10 @@ async def test_a_host_that_has_too_little_fails_the_request_alone() -> None:
     async with AsyncMemoryPool(Simulated(capacity=2 * huge), limit=2 * huge, fallback="host") as pool:
         held = await pool.allocate_async(2 * huge - 8 * MIB)
         with pytest.raises(OutOfMemoryError):
-            await pool.allocate_async(huge, timeout=5)
+            await pool.allocate_async(huge, timeout=60)
         with pytest.raises(OutOfMemoryError):
             pool.allocate(huge)
-        (await pool.allocate_async(MIB, timeout=5)).free()
+        (await pool.allocate_async(MIB, timeout=60)).free()
         held.free()
 
 
@@ -232,8 +232,8 @@ async def test_a_device_that_takes_nothing_back_for_once_leaves_the_pool_open() 
         device.fail("free_segment")
         pool.empty_cache()
         with pytest.warns(RuntimeWarning, match="free_segment"):
-            await pool._opened.run(int).wait(5)
-        (await pool.allocate_async(8 * MIB, timeout=5)).free()
+            await pool._opened.run(int).wait(60)
+        (await pool.allocate_async(8 * MIB, timeout=60)).free()
 
 
 @pytest.mark.asyncio
@@ -255,7 +255,7 @@ async def test_a_callback_that_raises_is_nobody_elses_trouble(thread: bool) -> N
             await asyncio.to_thread(held.free)
         else:
             held.free()
-        (await asyncio.wait_for(second, 5)).free()
+        (await asyncio.wait_for(second, 60)).free()
         first.result().free()
 
 
@@ -274,12 +274,12 @@ def test_a_loop_that_was_closed_with_a_waiter_is_nobody_elses_trouble() -> None:
         held = loop.run_until_complete(begin())
         loop.close()
         got: list[Buffer] = []
-        thread = threading.Thread(target=lambda: got.append(pool.allocate("16 MiB", timeout=10)))
+        thread = threading.Thread(target=lambda: got.append(pool.allocate("16 MiB", timeout=60)))
         thread.start()
         while len(pool.waiters()) < 3:
             time.sleep(0.001)
         held.free()
-        thread.join(5)
+        thread.join(60)
         assert got
         while tasks:
             tasks.pop()._log_destroy_pending = False

