@@ -129,8 +129,10 @@ class SharedPages(Pages):
     """Pages of one file that is as long as the machine has memory, and has memory only where it is used.
 
     Attributes:
-        mapping: The file in this process.
+        mapping: The file in this process; None once it is let go of.
     """
+
+    mapping: Mapping | None
 
     def __init__(self, nbytes: int) -> None:
         """Make the file.
@@ -152,9 +154,9 @@ class SharedPages(Pages):
         """Take zeroed pages, the first that are free, and return their address.
 
         Raises:
-            OSError: There are no so many together.
+            OSError: There are no so many together, or the file is gone.
         """
-        address = self._ranges.take(nbytes)
+        address = None if self.mapping is None else self._ranges.take(nbytes)
         if address is None:
             raise OSError(f"no {nbytes} bytes together are free")
         return address
@@ -168,18 +170,23 @@ class SharedPages(Pages):
         nbytes = self._ranges.taken.pop(address, None)
         if nbytes is None:
             raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
+        assert self.mapping is not None
         self.mapping.empty(address, nbytes)
         self._ranges.give_back(address, nbytes)
+
+    def let_go(self) -> None:
+        """Let go of the file, unless some of it is taken."""
+        if not self._ranges.taken:
+            self.mapping = None
 
 
 class SharedHost(Shareable, Host):
     """Memory of this machine that other processes can open, by `asyncmem.share`. Get it by `Host.shareable()`.
 
     Linux only. A process that was forked while it exists does not have its memory.
-
-    Attributes:
-        mapping: The file that all segments are in.
     """
+
+    _pages: SharedPages
 
     def __init__(self) -> None:
         """Make the file.
@@ -189,15 +196,19 @@ class SharedHost(Shareable, Host):
         """
         super().__init__()
         try:
-            pages = SharedPages(self.capacity // PAGE * PAGE)
+            self._pages = SharedPages(self.capacity // PAGE * PAGE)
         except (AttributeError, OSError) as error:
             raise BackendUnavailable("host", tried=(f"shared memory: {error}",), install="It needs Linux") from None
-        self._pages = pages
-        self.mapping = pages.mapping
+
+    def close(self) -> None:
+        """End the threads, and let go of the file, as its readers then do, too; segments that are left keep it."""
+        super().close()
+        self._pages.let_go()
 
     def place(self, address: int) -> Place:
         """Return where the memory at an address is in the file; 0 is the address of what is empty."""
-        one = self.mapping
+        one = self._pages.mapping
+        assert one is not None  # a buffer is there
         return Place(
             group=one, fd=one.fd, region=one, kept=None, offset=address - one.address if address else 0, facts={}
         )

@@ -72,6 +72,10 @@ class PoolDevices:
             self._made[-1].close()  # is tried again where it fails
             self._made.pop()
 
+    def close_with_pool(self) -> None:
+        """Close the device, too, which is the pool's alone."""
+        self._made.append(self.device)
+
     def close_by_thread(self) -> None:
         """Close them on a thread of its own, as they came to nothing: the caller may be an event loop's."""
         threading.Thread(target=self.close, name="asyncmem closes a device", daemon=True).start()

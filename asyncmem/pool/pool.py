@@ -115,6 +115,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self._counted: dict[str, float] = {}  # the counters at the last reset
+        self._closes_device = False  # also where it is no name
         self._host_pools: dict[str, AsyncMemoryPool] = {}  # each made at the first need, and closed with this one
         self._making_host_pool = threading.Lock()
 
@@ -178,6 +179,8 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
                 # Streams are to live until `__del__`, before which the collector would call what destroys them.
                 weakref.finalize(self, len, opened.core.stream_objects).atexit = False
                 undo.pop_all()
+                if self._closes_device:
+                    devices.close_with_pool()
                 self._attach(opened.core, 0, -1)
                 self._ready = Latch()
                 opened.worker.submit(partial(prepare, opened, self._ready))
@@ -361,6 +364,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
                     limit = limits.get(kind, self._options.share_limit)
                     device = self.device.shareable() if kind == "shared" else self.device.pinned()
                     made = AsyncMemoryPool(device, name=name, limit=limit, segments="auto")
+                    made._closes_device = kind == "shared" and device is not self.device
                 made._worker_factory = self._worker_factory
                 self._host_pools[kind] = made
             return self._host_pools[kind]

@@ -99,7 +99,7 @@ class Connection(ABC):
             return
         except OSError:
             self._unsent.clear()
-        if self._socket.fileno() >= 0:
+        if not self.closed:
             self.broker.serve(self._socket, self._read)
 
     def _read(self) -> None:
@@ -118,8 +118,17 @@ class Connection(ABC):
         except (LookupError, OSError, ValueError, struct.error):  # whatever others send ends only their own connection
             pass
         self._hang_up()
+        self.hung_up()
+
+    def hung_up(self) -> None:
+        """See that nothing more comes: end where the other process cannot be watched."""
         if not self.pid:  # else what it holds comes back once it is gone, and its GPU work with it
             self.end()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end is closed; the other process may still be there."""
+        return self._socket.fileno() < 0
 
     def _hang_up(self) -> None:
         self.broker.forget(self._socket)

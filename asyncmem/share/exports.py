@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.arrays import Array
 from asyncmem.core import Buffer
-from asyncmem.devices.shared import Shareable
+from asyncmem.devices.shared import Place, Shareable
 from asyncmem.errors import InvalidRequest, ReaderLost
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, Process
@@ -55,11 +55,11 @@ class Export:
         self._process = os.getpid()
         self.nbytes = array.nbytes
         self._pin = buffer.pin()
-        self._device = buffer.device
-        self.place = self._device.place(array.address if array.nbytes else buffer.address)
+        place = buffer.device.place(array.address if array.nbytes else buffer.address)
+        self.place: Place | None = place  # until it has ended
         facts = {
-            **self.place.facts, "device": self._device.kind, "group": _number(self.place.group),
-            "region": _number(self.place.region), "offset": self.place.offset, "nbytes": array.nbytes,
+            **place.facts, "device": buffer.device.kind, "group": _number(place.group),
+            "region": _number(place.region), "offset": place.offset, "nbytes": array.nbytes,
             "dtype": array._element.name, "shape": array.shape,
         }  # fmt: skip
         self.reply = to_json(facts).encode()
@@ -184,6 +184,7 @@ class Export:
             if not self._open and not self._ended.done:
                 if self.pid is not None:
                     self._broker.unwatch(self.pid, self._reader_gone)
+                self.place = None
                 self._pin.unpin()
                 self._ended()
 
@@ -198,7 +199,8 @@ class ReaderConnection(Connection):
         """Take what was accepted."""
         super().__init__(broker, end)
         self._open: dict[int, Export] = {}  # by the number of the request
-        self._sent: dict[int, object] = {}  # groups and regions that it has, by number, and what is kept for it
+        # Groups and regions that it has, by number: what is kept until it has closed them, and what has it do so.
+        self._sent: dict[int, tuple[object, weakref.finalize[..., object]]] = {}
 
     def receive(self, message: bytes, fds: list[int]) -> None:
         """Open memory, or see that it is let go of."""
@@ -211,7 +213,7 @@ class ReaderConnection(Connection):
             else:
                 export.when_ready(partial(self._answer, number, export))
         elif kind == Kind.CLOSED:
-            self._sent.pop(number)
+            self._forget(number)
         elif kind == Kind.FREE:
             self._open.pop(number).freed()
         else:
@@ -221,30 +223,38 @@ class ReaderConnection(Connection):
         """Take back what it has open."""
         while self._open:
             self._open.popitem()[1].freed(lost=self.pid)
-        self._sent.clear()
+        for number in tuple(self._sent):
+            self._forget(number)
 
     def _answer(self, request: int, export: Export) -> None:
-        reason = "its reader has ended" if self.ended else export.refusal(self.pid)
+        reason = "its reader has ended" if self.closed else export.refusal(self.pid)
         if reason or request in self._open:
             self._refuse(request, reason or "it has another memory of that number open")
             return
         self._open[request] = export
         export.opened()
-        place, fds = export.place, []
-        group, region = _number(place.group), _number(place.region)
-        if group not in self._sent:
-            self._sent[group] = None
-            fds = [place.fd]
-        if region not in self._sent or (group == region and fds):
-            self._sent[region] = place.kept
-            weakref.finalize(place.region, self._drop, region).atexit = False
+        place = export.place
+        assert place is not None
+        fds = [place.fd] if self._is_new(place.group, place.kept) else []
+        self._is_new(place.region, place.kept)
         self.send(pack(Kind.OPENED, request, export.reply), fds)
+
+    def _is_new(self, part: object, kept: object) -> bool:
+        """Note that it has a group or a region from now on; return whether it had not before."""
+        number = _number(part)
+        if number in self._sent:
+            return False
+        end = weakref.finalize(part, self.send, pack(Kind.DROP, number))
+        end.atexit = False
+        self._sent[number] = kept, end
+        return True
+
+    def _forget(self, number: int) -> None:
+        if number in self._sent:
+            self._sent.pop(number)[1].detach()
 
     def _refuse(self, request: int, reason: str) -> None:
         self.send(pack(Kind.REFUSED, request, reason.encode()))
-
-    def _drop(self, region: int) -> None:
-        self.send(pack(Kind.DROP, region))
 
 
 process: Final = Process(ReaderConnection)

@@ -7,7 +7,8 @@ import json
 import os
 import struct
 import sys
-from contextlib import suppress
+import weakref
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from asyncmem.share.messages import DESCRIPTOR, VERSION, Kind, pack, unpack
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from asyncmem.arrays import Array
     from asyncmem.devices import Device
@@ -126,9 +127,15 @@ class SourceConnection(Connection):
         elif kind == Kind.REFUSED:
             self._asked.pop(number).fail(rest.decode())
         elif kind == Kind.DROP:
-            self._regions.pop(number, None)
+            opened = self._regions.pop(number, None) or self._groups.pop(number, None)
+            if opened is None:  # nothing that says so once it is closed
+                self._say_closed(number)
         else:
             raise ValueError("no message of an owner's")
+
+    def hung_up(self) -> None:
+        """End, and have who asks next connect anew: nothing is held here for the other process."""
+        self.end()
 
     def lost(self) -> None:
         """Fail who waits. What is open stays, and is unmapped once it is let go of."""
@@ -146,28 +153,45 @@ class SourceConnection(Connection):
             if region is None:
                 region = self._regions[facts["region"]] = self._open_region(facts, fds)
             return Loan(self, number, _holding(region, facts), facts)
-        except (AsyncmemError, KeyError, OSError, TypeError, ValueError) as error:
+        except (AsyncmemError, LookupError, OSError, TypeError, ValueError) as error:
             self.send(pack(Kind.FREE, number))
             return f"its process gave no memory: {error!r}"
 
     def _open_region(self, facts: dict[str, Any], fds: list[int]) -> Region:
-        if facts["device"] != "cuda":
-            return open_mapping(fds.pop())
-        from asyncmem.devices.gpu.shared import OpenChunk, PoolOfAnother
+        group = facts["group"]
+        if facts["device"] == "cuda":
+            from asyncmem.devices.gpu.shared import OpenChunk, PoolOfAnother
 
-        group = self._groups.get(facts["group"])
-        if group is None:
-            group = self._groups[facts["group"]] = PoolOfAnother(_gpu(facts["gpu"]), fds[0])
-        closed = pack(Kind.CLOSED, facts["region"])
-        return OpenChunk(group, facts, partial(self._close_region, closed))
+            if group not in self._groups:
+                with self._file(group, fds):
+                    self._groups[group] = PoolOfAnother(_gpu(facts["gpu"]), fds[0], partial(self._close, group))
+            return OpenChunk(self._groups[group], facts, partial(self._close, facts["region"]))
+        with self._file(group, fds):
+            mapping = open_mapping(fds.pop())
+        weakref.finalize(mapping, self._say_closed, group).atexit = False
+        return mapping
 
-    def _close_region(self, closed: bytes, close: Callable[[], None]) -> None:
+    @contextmanager
+    def _file(self, group: int, fds: list[int]) -> Iterator[None]:
+        """Open what came with the file of a group; if that fails, have the file come again with the next memory."""
+        if not fds:
+            raise ValueError("its file came before, and could not be opened")
+        try:
+            yield
+        except BaseException:
+            self._say_closed(group)
+            raise
+
+    def _close(self, number: int, close: Callable[[], None]) -> None:
         # The exporter may free it only then; the driver's calls are for the broker's thread.
         def both() -> None:
             close()
-            self.send(closed)
+            self._say_closed(number)
 
         self.broker.post(both)
+
+    def _say_closed(self, number: int) -> None:
+        self.send(pack(Kind.CLOSED, number))
 
 
 def _gpu(identity: str) -> Cuda:

@@ -20,10 +20,10 @@ class Kind(IntEnum):
 
     OPEN = ord("O")  # the number of the request; the key follows
     FREE = ord("F")  # the number of the request for what was opened
-    CLOSED = ord("C")  # the number of a region that is closed
+    CLOSED = ord("C")  # the number of a region or group that is closed, or could not be opened
     OPENED = ord("A")  # the number of the request; JSON follows, and a file where it is the first of its group
     REFUSED = ord("R")  # the number of the request; the reason follows
-    DROP = ord("D")  # the number of a region that is used no more
+    DROP = ord("D")  # the number of a region or group that is used no more; it is to be closed
 
 
 def pack(kind: Kind, number: int, rest: bytes = b"") -> bytes:

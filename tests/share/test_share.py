@@ -21,7 +21,7 @@ import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, share
 from asyncmem.devices import Fence
 from asyncmem.errors import DeviceError, ReaderLost, StaleDescriptor
-from asyncmem.share import imports
+from asyncmem.share import exports, imports
 from asyncmem.share.broker import Connection, name_of, new_socket
 from asyncmem.share.exports import process
 from asyncmem.share.messages import DESCRIPTOR, Kind, pack
@@ -395,6 +395,40 @@ def test_an_exporter_that_is_killed_fails_who_asks(peer: Peer, ready: bool) -> N
         share.attach(descriptor, timeout=SOON)
 
 
+def test_an_exporter_that_hangs_up_fails_who_asks_and_takes_the_next(pool: AsyncMemoryPool) -> None:
+    """A connection that is over, while the other process goes on, is waited at by nobody, and is made anew."""
+    array, go = filled(pool, 5), threading.Event()
+    array.buffer.stream.run(go.wait)
+    exported = share.export(array, readers=2)  # which is answered behind that work
+    task = share.attach_async(exported.descriptor)
+    wait_until(lambda: process.broker.token in imports._sources)
+    imports._sources[process.broker.token].send(b"nonsense")
+    with pytest.raises(StaleDescriptor, match="has ended"):
+        task.block(30)
+    go.set()
+    share.attach(exported.descriptor, timeout=30).free()
+    exported.close()
+    array.free()
+
+
+def test_a_file_that_cannot_be_opened_at_first_comes_again(
+    pool: AsyncMemoryPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks first has an error, and the next ask anew."""
+
+    def fail(fd: int) -> None:
+        os.close(fd)
+        raise OSError("no addresses are left")
+
+    array = filled(pool, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(imports, "open_mapping", fail)
+        with pytest.raises(StaleDescriptor, match="no addresses are left"):
+            share.attach(share.export(array).descriptor, timeout=30)
+    share.attach(share.export(array).descriptor, timeout=30).free()
+    array.free()
+
+
 def test_what_is_being_read_stays_open_after_its_owner_has_ended(pool: AsyncMemoryPool, peer: Peer) -> None:
     """Let go of while work on it waits, it is unmapped behind that, and not under it."""
     descriptor, go = peer.ask("export", SIZE, 7, True, {}), threading.Event()
@@ -469,6 +503,46 @@ def test_nothing_is_left_of_processes_that_were_killed(pool: AsyncMemoryPool, pe
     wait_until(lambda: not left_of(tokens) and mapped() <= before - 3)
 
 
+def test_a_reader_lets_go_of_memory_whose_pool_is_closed(peer: Peer) -> None:
+    """It keeps no mapping, and its owner no note, of pools that come one after the other."""
+    gc.disable()  # it waits for nobody's garbage
+    try:
+        for _ in range(5):
+            with (
+                AsyncMemoryPool("host", share_limit="64 MiB") as outer,
+                filled(outer.shared, 1) as array,
+                share.export(array) as exported,
+            ):
+                peer.ask("attach", exported.descriptor)
+                peer.ask("free")
+            wait_until(lambda: mapped(peer.pid) == 0)
+            (connection,) = (one for one in readers() if one.pid == peer.pid)
+            wait_until(partial(dict.__eq__, connection._sent, {}))
+    finally:
+        gc.enable()
+
+
+def test_readers_that_come_and_go_leave_nothing_with_memory_that_stays(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """A connection that is over is forgotten while the pool goes on."""
+    array = filled(pool, 1)
+    for _ in range(3):
+        peer = peers.new()
+        peer.ask("attach", share.export(array).descriptor)
+        peer.kill()
+
+        def is_forgotten(pid: int = peer.pid) -> bool:
+            gc.collect()
+            return pid not in [one.pid for one in readers()]
+
+        wait_until(is_forgotten)
+    array.free()
+
+
+def readers() -> list[exports.ReaderConnection]:
+    """The connections to those who open memory of this process."""
+    return [one for one in gc.get_objects() if isinstance(one, exports.ReaderConnection)]
+
+
 def left_of(tokens: list[str]) -> set[str]:
     """What has their names: sockets, and files in the folder of shared memory."""
     names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -476,9 +550,9 @@ def left_of(tokens: list[str]) -> set[str]:
     return {name for name in names if any(token in name for token in tokens)}
 
 
-def mapped() -> int:
-    """How many files of shared memory this process has."""
-    return Path("/proc/self/maps").read_text().count("memfd:asyncmem")
+def mapped(pid: int = os.getpid()) -> int:
+    """How many files of shared memory a process has."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:asyncmem")
 
 
 def test_a_forked_child_has_neither_memory_nor_sockets(pool: AsyncMemoryPool, peer: Peer) -> None:

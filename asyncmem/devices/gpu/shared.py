@@ -1,7 +1,7 @@
 """Memory of a CUDA GPU that other processes can open, by cuda.core's pools for that.
 
 Such a pool gives nothing back to the driver before it ends, and who has opened memory of it must close it before the
-owner frees it. So a chunk stays until the device ends and all who opened it have closed it; segments are its parts.
+owner frees it. So a chunk stays until the device closes and all who opened it have closed it; segments are its parts.
 """
 
 from __future__ import annotations
@@ -68,10 +68,33 @@ def _give_back(memory: Any, stream: Stream, owner: Cuda) -> None:  # noqa: ANN40
             memory.close()
 
 
+class PoolForOthers:
+    """A pool of cuda.core's whose memory other processes can open, by a file descriptor."""
+
+    def __init__(self, owner: Cuda) -> None:
+        """Make it (blocks).
+
+        Raises:
+            BackendUnavailable: cuda.core is not there, or the driver has no such pools.
+        """
+        core = _core()
+        self.stream = owner.create_stream("shared")
+        try:
+            with owner.context.entered():
+                self.resource = core.DeviceMemoryResource(
+                    owner.index, core.DeviceMemoryResourceOptions(ipc_enabled=True)
+                )
+                self.fd = int(self.resource.allocation_handle)
+                self.order = core.Stream.from_handle(self.stream.handle)
+        except Exception as error:  # of cuda.core's own types
+            raise BackendUnavailable("shared CUDA memory", tried=(f"cuda.core: {error}",)) from error
+
+
 class Chunk:
     """A piece of a pool for other processes.
 
     Attributes:
+        pool: The pool.
         held: Its memory.
         address: Where it begins.
         nbytes: Its bytes.
@@ -79,8 +102,8 @@ class Chunk:
         facts: What another process needs to open it.
     """
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
+    def __init__(self, pool: PoolForOthers, held: Held) -> None:
+        self.pool, self.held = pool, held
         self.address, self.nbytes = int(held.memory.handle), int(held.memory.size)
         self.ranges = Ranges((self.address, self.nbytes))
         payload, size = held.memory.ipc_descriptor.__reduce__()[1]
@@ -108,19 +131,10 @@ class SharedCuda(Shareable, Companion):
         self.granularity = owner.granularity
         self.dlpack_device = owner.dlpack_device
         self.fence_calls = owner.fence_calls
-        core = _core()
-        self._stream = owner.create_stream("shared")
+        self._pool: PoolForOthers | None = PoolForOthers(owner)
         self._chunks: list[Chunk] = []
         self._reserved = 0
         self._lock = threading.RLock()
-        try:
-            with owner.context.entered():
-                options = core.DeviceMemoryResourceOptions(ipc_enabled=True)
-                self._resource = core.DeviceMemoryResource(owner.index, options)
-                self._fd = int(self._resource.allocation_handle)
-                self._order = core.Stream.from_handle(self._stream.handle)
-        except Exception as error:  # of cuda.core's own types
-            raise BackendUnavailable("shared CUDA memory", tried=(f"cuda.core: {error}",)) from error
 
     def suggest_capacity(self, nbytes: int) -> None:
         """Reserve no more than the pool's limit."""
@@ -162,8 +176,9 @@ class SharedCuda(Shareable, Companion):
         Raises:
             InvalidRequest: One of them is no GPU of CUDA's.
         """
+        assert self._pool is not None
         with self.owner.context.entered():
-            self._resource.peer_accessible_by = [one.index for one in self.owner.gpu_peers(peers)]
+            self._pool.resource.peer_accessible_by = [one.index for one in self.owner.gpu_peers(peers)]
 
     def place(self, address: int) -> Place:
         """Return where the memory at an address is in its chunk."""
@@ -172,8 +187,16 @@ class SharedCuda(Shareable, Companion):
                 address = one.address
             if one.address <= address < one.address + one.nbytes:
                 facts = {**one.facts, "gpu": self.owner.identity}
-                return Place(self, self._fd, one, one.held, address - one.address, facts)
+                return Place(one.pool, one.pool.fd, one, one.held, address - one.address, facts)
         raise InvalidRequest("address", hex(address), f"memory of {self.name!r}")
+
+    def close(self) -> None:
+        """Let go of the pool, unless a segment is left: it goes once those who opened memory of it have closed that."""
+        with self._lock:
+            if not any(one.ranges.taken for one in self._chunks):
+                self._chunks.clear()
+                self.capacity = self._reserved = 0
+                self._pool = None
 
     def _get(self, nbytes: int) -> Chunk:
         spare = min(self.capacity - self._reserved, _MOST)
@@ -183,12 +206,14 @@ class SharedCuda(Shareable, Companion):
             )
             facts = OutOfMemoryFacts(asked=nbytes, device=self.name, device_free=max(0, spare), advice=advice)
             raise OutOfMemoryError(facts)
+        pool = self._pool
+        assert pool is not None
         try:
             with self.owner.context.entered():
-                chunk = Chunk(Held(self._resource.allocate(nbytes, stream=self._order), self._stream, self.owner))
+                chunk = Chunk(pool, Held(pool.resource.allocate(nbytes, stream=pool.order), pool.stream, self.owner))
         except Exception as error:  # of cuda.core's own types
             raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self.name, cause=str(error))) from error
-        self._stream.synchronize_blocking()
+        pool.stream.synchronize_blocking()
         self._chunks.append(chunk)
         self._reserved += nbytes
         return chunk
@@ -228,10 +253,10 @@ class OpenChunk:
 
 
 class PoolOfAnother:
-    """A pool of another process's, in which chunks are opened here."""
+    """A pool of another process's, in which chunks are opened here, open until this and they are dropped."""
 
-    def __init__(self, owner: Cuda, fd: int) -> None:
-        """Open it (blocks). The descriptor stays the caller's.
+    def __init__(self, owner: Cuda, fd: int, dropped: Callable[[Callable[[], None]], None]) -> None:
+        """Open it (blocks); the descriptor stays the caller's. `dropped` is as for `OpenChunk`.
 
         Raises:
             OSError: The driver refuses.
@@ -246,6 +271,7 @@ class PoolOfAnother:
         except Exception as error:  # of cuda.core's own types
             raise OSError(str(error)) from error
         self._open_to_peers()
+        weakref.finalize(self, dropped, self.resource.close).atexit = False
 
     def _open_to_peers(self) -> None:
         """Let the other GPUs of this process use it: here it is its own GPU's alone, whatever its owner has granted."""

@@ -76,6 +76,11 @@ struct CUmemPoolProps {
     unsigned short usage;
     unsigned char reserved[54];
 };
+struct PoolPointer {  // CUmemPoolPtrExportData: 64 bytes of the driver's own
+    Handle pool, address, block_id;
+    unsigned char reserved[40];
+};
+constexpr int FILE_DESCRIPTOR = 1;  // of the kinds of handles that pools can have
 struct CUuuid {
     unsigned char bytes[16];
 };
@@ -90,3 +95,4 @@ using CUasyncCallback = void (*)(CUasyncNotificationInfo*, void*, Handle);
 
 static_assert(sizeof(CUmemLocation) == 8 && sizeof(CUmemAccessDesc) == 12);
 static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemPoolProps) == 88);
+static_assert(sizeof(PoolPointer) == 64);

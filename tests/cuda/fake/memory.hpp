@@ -39,6 +39,7 @@ struct Block {
 
 struct Chunk {
     std::uint64_t address = 0, nbytes = 0, offset = 0;
+    bool lent = false;  // it is another pool's, too, which accounts for it
 };
 
 struct Pool {
@@ -48,6 +49,7 @@ struct Pool {
     std::uint64_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
     int reuse[3] = {1, 1, 1};  // follow events, opportunistic, internal dependencies
     bool destroyed = false;
+    Handle source = 0;  // the pool that an imported one opens memory of
     std::map<CUdevice, int> access;
     std::vector<Chunk> chunks;
     std::map<std::uint64_t, Block> blocks;  // which lie across the borders of chunks side by side

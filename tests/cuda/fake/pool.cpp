@@ -1,4 +1,7 @@
 // Memory pools: stream-ordered allocation, reuse between streams, and what a pool keeps from the device.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "call.hpp"
@@ -72,6 +75,7 @@ void grow(Machine& m, Pool& pool, std::uint64_t nbytes) {
 
 void allocate(Machine& m, CUdeviceptr* made, std::size_t nbytes, Pool& pool, Stream& stream) {
     require(made && nbytes);
+    require(!pool.source, NOT_SUPPORTED);
     require(nbytes < 1ull << 43, OUT_OF_MEMORY);
     if (stream.capture) {  // an allocation of the graph's own, which nobody here needs
         stream.capture->invalid = true;
@@ -99,6 +103,24 @@ void allocate(Machine& m, CUdeviceptr* made, std::size_t nbytes, Pool& pool, Str
                            .owner = pool.handle, .block_id = ++m.last_id};
     m.checker.add(address, nbytes, {stream.id, stream.clock[stream.id]});
     *made = address;
+}
+
+const Chunk& chunk_of(const Pool& pool, std::uint64_t address) {
+    auto found = std::ranges::find_if(pool.chunks, [&](auto& one) { return address - one.address < one.nbytes; });
+    require(found != pool.chunks.end());
+    return *found;
+}
+
+// Who has imported memory of a pool is to free it, and its stream to have got there, before the pool's owner does.
+void check_not_lent(Machine& m, const Pool& owner, std::uint64_t address) {
+    m.progress();
+    const Chunk& chunk = chunk_of(owner, address);
+    const auto at = chunk.offset + address - chunk.address;
+    for (auto& [handle, pool] : m.pools.live)
+        for (auto& lent : pool->chunks)
+            if (pool->source == owner.handle && at - lent.offset < lent.nbytes)
+                if (auto found = pool->blocks.find(lent.address + at - lent.offset); found != pool->blocks.end() && !found->second.free_now())
+                    m.checker.violations.push_back("cuMemFreeAsync: the memory is open elsewhere");
 }
 
 void end_if_unused(Machine& m, const std::shared_ptr<Pool>& pool) {
@@ -156,7 +178,7 @@ void Machine::trim(Pool& pool, std::uint64_t keep) {
         pool.reserved -= chunk.nbytes;
         space.unmap(chunk.address, chunk.nbytes);
         space.release(chunk.address, chunk.nbytes);
-        destroy(pool.device, chunk.offset, chunk.nbytes);
+        if (!chunk.lent) destroy(pool.device, chunk.offset, chunk.nbytes);
         return true;
     });
 }
@@ -176,6 +198,8 @@ API CUresult cuMemPoolCreate(Handle* pool, const CUmemPoolProps* properties) {
         const Device& device = m.device(properties->location.id, INVALID_VALUE);
         require(!device.lost, device.lost);
         for (unsigned char byte : properties->reserved) require(byte == 0);
+        const auto shares = device.attributes.find(119);  // kinds of handles; none where no test says otherwise
+        require(!(properties->handleTypes & ~(shares == device.attributes.end() ? 0 : shares->second)), NOT_SUPPORTED);
         auto made = std::make_shared<Pool>();
         made->device = properties->location.id;
         made->most = properties->maxSize;
@@ -300,6 +324,7 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, Handle stream) {
         require(memory.kind == Kind::pooled, NOT_SUPPORTED);  // plain memory too, on a real driver; nobody needs it
         auto pool = m.pools.at(memory.owner, INVALID_VALUE);
         Block& block = block_of(*pool, address);
+        check_not_lent(m, *pool, address);
         m.memories.erase(found);
         block.used = false;
         pool->used -= block.nbytes;
@@ -311,6 +336,63 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, Handle stream) {
     });
 }
 
+API CUresult cuMemPoolExportToShareableHandle(int* file, Handle pool, int kind, unsigned long long flags) {
+    return call("cuMemPoolExportToShareableHandle", ANYWHERE, [&](Machine& m) {
+        require(file && kind == FILE_DESCRIPTOR && !flags);
+        auto exported = usable(m, pool);
+        require(exported->properties.handleTypes & kind);
+        *file = memfd_create("fake pool", MFD_CLOEXEC);
+        require(*file >= 0 && pwrite(*file, &pool, sizeof pool, 0) == sizeof pool, OUT_OF_MEMORY);
+    });
+}
+
+API CUresult cuMemPoolImportFromShareableHandle(Handle* pool, void* file, int kind, unsigned long long flags) {
+    return call("cuMemPoolImportFromShareableHandle", UNSAFE, [&](Machine& m) {
+        Handle source = 0;
+        require(pool && kind == FILE_DESCRIPTOR && !flags);
+        require(pread(int(reinterpret_cast<std::intptr_t>(file)), &source, sizeof source, 0) == sizeof source);
+        auto made = std::make_shared<Pool>();
+        made->device = usable(m, source)->device;
+        made->source = source;
+        *pool = m.pools.add(made);
+    });
+}
+
+API CUresult cuMemPoolExportPointer(PoolPointer* exported, CUdeviceptr address) {
+    return call("cuMemPoolExportPointer", ANYWHERE, [&](Machine& m) {
+        const Memory* memory = m.find(address);
+        require(exported && memory && memory->address == address && memory->kind == Kind::pooled);
+        require(usable(m, memory->owner)->properties.handleTypes & FILE_DESCRIPTOR);
+        *exported = {.pool = memory->owner, .address = address, .block_id = memory->block_id, .reserved = {}};
+    });
+}
+
+API CUresult cuMemPoolImportPointer(CUdeviceptr* made, Handle pool, PoolPointer* exported) {
+    return call("cuMemPoolImportPointer", UNSAFE, [&](Machine& m) {
+        require(made && exported);
+        auto imported = usable(m, pool);
+        const Memory* memory = m.find(exported->address);
+        require(imported->source && imported->source == exported->pool);
+        require(memory && memory->address == exported->address && memory->block_id == exported->block_id);
+        Chunk chunk = chunk_of(*m.pools.at(exported->pool), exported->address);
+        const auto begin = exported->address - chunk.address, nbytes = up(memory->nbytes, GRAIN);
+        chunk.address = m.space.reserve(chunk.nbytes, PAGE);
+        chunk.lent = true;
+        m.space.map(chunk.address, chunk.nbytes, chunk.offset, true);
+        const auto address = chunk.address + begin, rest = chunk.nbytes - begin - nbytes;
+        if (begin) imported->blocks[chunk.address] = {.nbytes = begin, .freed = nullptr};
+        imported->blocks[address] = {.nbytes = nbytes, .used = true, .freed = nullptr};
+        if (rest) imported->blocks[address + nbytes] = {.nbytes = rest, .freed = nullptr};
+        imported->reserved += chunk.nbytes;
+        imported->used += nbytes;
+        m.memories[address] = {.address = address, .nbytes = memory->nbytes, .kind = Kind::pooled,
+                               .device = imported->device, .owner = pool, .block_id = ++m.last_id};
+        m.checker.copy(exported->address, memory->nbytes, address);
+        imported->chunks.push_back(chunk);
+        *made = address;
+    });
+}
+
 EXPORT(cuMemPoolCreate, 11020, cuMemPoolCreate)
 EXPORT(cuMemPoolDestroy, 11020, cuMemPoolDestroy)
 EXPORT(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo)
@@ -318,6 +400,10 @@ EXPORT(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute)
 EXPORT(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute)
 EXPORT(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess)
 EXPORT(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess)
+EXPORT(cuMemPoolExportToShareableHandle, 11020, cuMemPoolExportToShareableHandle)
+EXPORT(cuMemPoolImportFromShareableHandle, 11020, cuMemPoolImportFromShareableHandle)
+EXPORT(cuMemPoolExportPointer, 11020, cuMemPoolExportPointer)
+EXPORT(cuMemPoolImportPointer, 11020, cuMemPoolImportPointer)
 EXPORT(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool)
 EXPORT(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool)
 EXPORT(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool)
