@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import pickle
 import secrets
@@ -49,6 +50,8 @@ _TRIES: Final = 3
 _PAUSE: Final = 0.1
 """Seconds until workers are looked for again."""
 
+_logger = logging.getLogger("asyncmem")
+
 
 class PlacedPipeline(Generic[A, B]):
     """A pipeline on a cluster: ``async with Pipeline(decode, forward).place(cluster) as pipe``.
@@ -83,6 +86,7 @@ class PlacedPipeline(Generic[A, B]):
         self._plan: Plan | None = None
         self._broken: Exception | None = None
         self._avoided = ""  # the worker that was lost last, while others will do
+        self._lost: list[str] = []
         self._reports: list[tuple[Plan, dict[int, StageReport]]] = []
         self._most = IN_FLIGHT * sum(one.workers for one in stages)
         self._pipe: Pipeline[Any, Any] | None = None
@@ -161,6 +165,7 @@ class PlacedPipeline(Generic[A, B]):
             seconds=own.seconds,
             limit_bytes=sum(part.nbytes for part in self.plan().parts),
             peak_bytes=sum(one.peak_bytes for one in stages),
+            lost=tuple(self._lost),
         )
 
     # -- plans --------------------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class PlacedPipeline(Generic[A, B]):
             StageLost: A stage has no worker.
             InvalidRequest: The plan is refused.
         """
-        deadline = time.monotonic() + self._silence
+        deadline, reason = time.monotonic() + self._silence, ""
         while True:
             try:
                 return await self._try_to_begin()
@@ -181,6 +186,9 @@ class PlacedPipeline(Generic[A, B]):
                     if isinstance(error, StageLost):
                         raise
                     raise StageLost(self._stages[0].name, 0, describe_error(error)) from error
+                before, reason = reason, describe_error(error)
+                if reason != before:
+                    _logger.warning("pipeline %s: no plan yet: %s", quoted(self.name), reason)
             self._avoided = ""
             await asyncio.sleep(_PAUSE)
 
@@ -254,6 +262,7 @@ class PlacedPipeline(Generic[A, B]):
         found = await asyncio.gather(*asked, return_exceptions=True)
         place = await asyncio.to_thread(host_identity)  # it reads files
         nodes = [Node(name="client", pid=os.getpid(), place=place, limits={"host": self._pool.capacity()})]
+        unable = []
         for worker, facts in zip(workers, found, strict=True):
             if isinstance(facts, dict):
                 if "refused" in facts:
@@ -263,8 +272,11 @@ class PlacedPipeline(Generic[A, B]):
                 if self._limit is not None:
                     facts["limits"] = {name: min(most, self._limit) for name, most in facts["limits"].items()}
                 nodes.append(Node(**facts))
-        errors = [error for error in found if isinstance(error, StageLost)]
-        if errors and not nodes[1:]:
+            elif isinstance(facts, BaseException):
+                unable.append(Node(name=worker, note=f"takes no stage: {describe_error(facts.__cause__ or facts)}"))
+        if nodes[1:]:
+            nodes += unable  # which have no device
+        elif errors := [error for error in found if isinstance(error, StageLost)]:
             raise errors[0]
         return nodes if self._share else [replace(node, place="") for node in nodes]
 
@@ -298,8 +310,11 @@ class PlacedPipeline(Generic[A, B]):
                     self._session = None
                     await session.close()
                 fruitless = fruitless + 1 if session.lost and self._results == before else 0
-                if session.lost:  # it may stand still, and those who ask it with it
-                    self._avoided = session.plan.nodes[session.lost[0]].name
+                if session.lost:
+                    node, reason = session.lost
+                    self._lost.append(reason)
+                    _logger.warning("pipeline %s: lost %s", quoted(self.name), reason)
+                    self._avoided = session.plan.nodes[node].name  # it may stand still, and those who ask it with it
                 if fruitless == _TRIES:
                     raise _gone(session)
                 self._session = await self._begin()

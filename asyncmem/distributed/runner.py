@@ -421,7 +421,7 @@ class Runner:
             else:  # the client connects by itself
                 link = await self._link(number)
             await edge.run(link)
-        except (OSError, ProtocolError) as error:
+        except (AsyncmemError, OSError, ProtocolError) as error:
             self._lost(number, error)
         finally:
             await edge.close()
@@ -429,7 +429,7 @@ class Runner:
     async def _serve_in(self, number: int, edge: Incoming) -> None:
         try:
             await edge.run(await self._link(number))
-        except (OSError, ProtocolError) as error:
+        except (AsyncmemError, OSError, ProtocolError) as error:
             self._lost(number, error)
 
     def _lost(self, number: int, error: Exception) -> None:

@@ -80,6 +80,8 @@ class PipelineReport:
     """What all stages may hold together."""
     peak_bytes: int
     """What they had of the pool at the most; what is kept for stages with credit counts whole."""
+    lost: tuple[str, ...] = ()
+    """The workers of a cluster that were lost, each with the reason, in their order."""
 
     @property
     def items_per_s(self) -> float:
@@ -107,7 +109,8 @@ class PipelineReport:
 
     def _lay_out(self, *heads: Sequence[str], gap: str = "  ") -> str:
         rows = (_cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)
-        return "\n".join([self._headline(), *table([*heads, *rows], gap=gap), *filter(None, [self.advice])])
+        notes = [*filter(None, [self.advice]), *(f"lost: {printable(one)}" for one in self.lost)]
+        return "\n".join([self._headline(), *table([*heads, *rows], gap=gap), *notes])
 
     def _headline(self) -> str:
         peak = f"peak {format_size(self.peak_bytes)} of {format_size(self.limit_bytes)}"

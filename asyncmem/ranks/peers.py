@@ -64,9 +64,9 @@ class Peer(Connection):
         if self.rank is not None:
             self._group.leaves(self.rank, f"(process {self.pid or 'unknown'}) has ended")
 
-    def _hang_up(self) -> None:  # the other end is closed, which the kernel does for a process that was killed, too
-        super()._hang_up()
-        self.lost()
+    def hung_up(self) -> None:
+        """End: the kernel closes the other end of a process that was killed, too."""
+        self.end()
 
 
 class Group:

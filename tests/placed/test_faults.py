@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from asyncmem.distributed import runner
+from asyncmem.distributed import edges, runner
 from asyncmem.distributed.placed import PlacedPipeline
-from asyncmem.errors import StageLost
+from asyncmem.errors import PoolClosed, StageLost
 from asyncmem.pipeline import Pipeline, stage
 
 from .machines import Machines, wait_for_end
@@ -35,6 +35,26 @@ async def break_link(dask_worker: Any, *, number: int) -> None:
     """Close a link of a pipeline."""
     (active,) = (await runner.Service.of(dask_worker)).runners.values()
     active._links[number].result().close()
+
+
+async def break_windows(dask_worker: Any) -> None:
+    """Have no memory for what comes to a worker over a link."""
+    del dask_worker
+
+    async def fail(*_: object) -> None:
+        raise PoolClosed("window")
+
+    edges.Incoming.run = fail  # type: ignore[method-assign]  # in a process of its own
+
+
+async def break_service(dask_worker: Any) -> None:
+    """Let a worker not listen."""
+    del dask_worker
+
+    async def fail(_: object) -> None:
+        raise RuntimeError("no port is left")
+
+    runner.Service.open = fail  # type: ignore[method-assign]  # in a process of its own
 
 
 async def on_worker(address: str, worker: str, call: Callable[..., object]) -> None:
@@ -83,6 +103,31 @@ def test_any_worker_may_be_killed_at_any_step(machines: Machines, share: bool, s
         assert await runners(scheduler.address) == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_who_was_lost_and_why_is_said(machines: Machines, caplog: pytest.LogCaptureFixture) -> None:
+    """In the report and in the log, also where it is no link that has failed."""
+    scheduler = machines.scheduler()
+    broken, *_ = [machines.worker(scheduler) for _ in range(4)]
+    await on_worker(scheduler.address, broken.address, break_windows)
+    async with three().place(scheduler.address, share=False, window="512 KiB") as pipe:
+        assert [y async for y in pipe.map(range(ITEMS))] == expected(ITEMS)
+        lost = f"{broken.address}: pool 'window' is closed"
+        assert {one[: len(lost)] for one in pipe.report().lost} == {lost}
+        assert f"lost: {lost}" in str(pipe.report())
+    assert f"lost {lost}" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_cannot_take_part_is_said(machines: Machines) -> None:
+    """The plan does without it, and says why."""
+    scheduler = machines.scheduler()
+    broken, _ = machines.worker(scheduler), machines.worker(scheduler)
+    await on_worker(scheduler.address, broken.address, break_service)
+    async with three().place(scheduler.address) as pipe:
+        assert f"{broken.address}: takes no stage: RuntimeError: no port is left" in str(pipe.plan())
+        assert [y async for y in pipe.map(range(ITEMS))] == expected(ITEMS)
 
 
 @pytest.mark.asyncio
