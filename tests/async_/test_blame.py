@@ -38,10 +38,11 @@ def host_pool(**options: Any) -> AsyncMemoryPool:
     return AsyncMemoryPool("host", limit=LIMIT, segment_size=LIMIT, name="p", **options)
 
 
-async def stalled(*tasks: asyncio.Task[Any]) -> warnings.WarningMessage:
-    """Wait for the warning, and cancel the tasks that it is about."""
+async def stalled(*tasks: asyncio.Task[Any], begin: Callable[[], object] = int) -> warnings.WarningMessage:
+    """Begin, wait for the warning, and cancel the tasks that it is about."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        begin()
         while not caught:  # noqa: ASYNC110  # the worker warns
             await asyncio.sleep(0.05)
     for task in tasks:
@@ -136,8 +137,7 @@ def test_a_stall_names_the_line_of_a_thread_that_waits() -> None:
                 pool.allocate(MIB, timeout=60).free()
 
             thread = threading.Thread(target=work, name="loader")
-            thread.start()
-            found = await stalled()
+            found = await stalled(begin=thread.start)
             kept.free()
             await asyncio.to_thread(thread.join)
             return found

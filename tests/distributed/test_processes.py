@@ -97,7 +97,7 @@ def test_what_neighbours_hold_is_waited_for_and_comes_back_when_they_die(process
 
     until(lambda: processes.run(waits, workers=[second])[second])
     os.kill(processes.run(os.getpid, workers=[first])[first], signal.SIGKILL)
-    assert waiting.result(timeout=30) == second
+    assert waiting.result(timeout=100) == second
     until(lambda: replaced(processes, first))
 
 

@@ -173,7 +173,8 @@ def test_memory_for_one_is_too_little_for_a_plain_loop() -> None:
     """It holds a batch until it has the next one; the error says so in time."""
     with AsyncMemoryPool(TimedDevice(), limit=2 * MIB, segment_size=2 * MIB) as pool:
         data = [np.zeros(2 * MIB, np.uint8)] * 3
-        with Prefetcher(pool, timeout=0.05).wrap(data) as found:
+        pool.allocate(2 * MIB).free()  # so that the first need not wait, on however busy a machine
+        with Prefetcher(pool, timeout=0.2).wrap(data) as found:
             batches = iter(found)
             held = next(batches)
             with pytest.raises(PoolTimeout):

@@ -156,7 +156,7 @@ class Crowd:
         request = self._share(draw).allocate_batch([draw.randrange(0, MIB) for _ in range(4)], stream=stream)
         request.block(draw.random() * 0.002)
         if request.done() or not request.cancel():
-            assert request.block(10), request  # it is being granted
+            assert request.block(60), request  # it is being granted
             request.result().free()
 
     def _lease(self, draw: random.Random, stream: object, number: int) -> None:
