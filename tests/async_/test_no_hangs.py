@@ -344,8 +344,13 @@ def by_timer(_: AsyncMemoryPool, free: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(0.2, free)
 
 
-def by_thread(_: AsyncMemoryPool, free: Callable[[], None]) -> None:
-    threading.Timer(0.2, free).start()
+def by_thread(pool: AsyncMemoryPool, free: Callable[[], None]) -> None:
+    def free_there() -> None:
+        thread = threading.Thread(target=free)
+        thread.start()
+        thread.join()  # a busy machine may hold it up for longer than the pool waits
+
+    by_timer(pool, free_there)
 
 
 def by_resize(pool: AsyncMemoryPool, _: Callable[[], None]) -> None:

@@ -200,8 +200,8 @@ gpu = Cuda()
 fake.hold(1)
 fake.launch(1)
 fence = gpu.default_stream.record()
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     fence.block()
 except KeyboardInterrupt:
     print("interrupted")
