@@ -39,7 +39,7 @@ LOWEST: Final = 2 * MIB
 TASKS: Final = 48
 THREADS: Final = 12
 STEPS: Final = 6
-PATIENCE: Final = 30.0
+PATIENCE: Final = 90.0
 """Seconds for a storm, on however busy a machine; usually it takes a tenth of one."""
 
 Share = AsyncMemoryPool | Budget

@@ -54,7 +54,7 @@ def asked(records: Records) -> Counter[str]:
 
 def seen(client: Client) -> bool:
     """Whether all workers have told the scheduler of their pools."""
-    look = ask_cluster(address(client))
+    look = ask_cluster(address(client), timeout=60)
     return not look["silent"] and len(look["pools"]) == len(look["workers"])
 
 
