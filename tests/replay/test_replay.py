@@ -393,6 +393,14 @@ def test_a_segment_is_exchanged_once_it_is_done_with() -> None:
     assert replay(small, plain).peak_reserved == 102 * MIB
 
 
+@pytest.mark.parametrize(("kept", "joined", "apart"), [(100, 264, 264), (98, 362, 264)])
+def test_little_stays_rather_than_part_its_neighbours(kept: int, joined: int, apart: int) -> None:
+    """What goes back for growth leaves a gap among segments that could be joined: it must be half of what comes."""
+    program = Program().take("a", kept * MIB).take("b", 64 * MIB).free("a").at(1 * MS).take("c", 200 * MIB)
+    assert replay(program.trace(), Policy("stream_ordered")).peak_reserved == joined * MIB
+    assert replay(program.trace(), Policy("virtual")).peak_reserved == apart * MIB
+
+
 def test_neighbours_become_one_segment_in_a_streams_order() -> None:
     """What one stream has freed serves a larger request of that stream at once, however late the device is."""
     both = Program().take("a", 100 * MIB).take("b", 100 * MIB).free("a", "b").take("c", 200 * MIB)

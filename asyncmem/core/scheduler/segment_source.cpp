@@ -119,6 +119,7 @@ public:
         Effect order = may_be_patient(request, now) ? order_for(request) : Effect{};
         if (!order.nbytes || policy_.direct || over(order) <= 0) return {};
         std::vector<Piece> empty = candidates(request, order, now);
+        if (!worthwhile(empty, over(order))) return {};
         if (!looked)
             if (Decision look = look_at(empty)) return look;
         std::erase_if(empty, [](const Piece& one) { return one.uses.empty(); });
@@ -139,7 +140,7 @@ public:
         if (!looked)
             if (Decision look = look_at(empty)) return look;
         std::erase_if(empty, [](const Piece& one) { return !one.uses.empty(); });
-        if (!empty.empty()) {
+        if (!empty.empty() && worthwhile(empty, more)) {
             uint64_t keep = policy_.ready - std::min(policy_.ready, order.nbytes);
             order.returns = take_out(empty, static_cast<uint64_t>(more), keep);
         }
@@ -416,6 +417,14 @@ private:
             return one.nbytes > uneven * order.nbytes || (order.need < request.total && one.arena != order.arena);
         });
         return empty;
+    }
+
+    // What goes back leaves a gap between addresses, and what lies on its two sides is not joined: for half of what more
+    // would be reserved that is worth it, and not for less.
+    bool worthwhile(const std::vector<Piece>& empty, int64_t more) const {
+        uint64_t sum = 0;
+        for (const Piece& one : empty) sum += one.nbytes;
+        return !policy_.joins || sum >= static_cast<uint64_t>(more) / 2;
     }
 
     std::vector<Piece> take_out(const std::vector<Piece>& empty, uint64_t wanted, uint64_t keep) {
