@@ -25,11 +25,11 @@ from anyio.abc import TaskGroup
 from distributed import Client
 from distributed.protocol.pickle import dumps
 
-from asyncmem.distributed.plan import Node, Plan, make_plan
+from asyncmem.distributed.plan import SOURCE, Node, Plan, make_plan
 from asyncmem.distributed.runner import Assignment, describe, give_back, host_identity, prepare, take_error
 from asyncmem.distributed.session import Pending, Session
 from asyncmem.distributed.ucx import ENCRYPTED
-from asyncmem.errors import InvalidRequest, StageError, StageLost
+from asyncmem.errors import AsyncmemError, InvalidRequest, StageError, StageLost
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.report import PipelineReport, StageReport
 from asyncmem.pipeline.run import RemoteError, Results
@@ -318,7 +318,7 @@ class PlacedPipeline(Generic[A, B]):
                 if fruitless == _TRIES:
                     raise _gone(session)
                 self._session = await self._begin()
-        except (StageLost, InvalidRequest) as error:
+        except AsyncmemError as error:
             self._broken = error
             for item in self._pending.values():
                 item.fail(_remote(error))
@@ -373,7 +373,7 @@ async def _stop(
 def _remote(error: Exception) -> Exception:
     if isinstance(error, StageError):
         return RemoteError(type(error), error.stage, error.reason, error.__cause__)
-    return error
+    return RemoteError(StageError, SOURCE, describe_error(error), error)
 
 
 def _gone(session: Session) -> StageLost:

@@ -143,7 +143,7 @@ class Session:
         async def serve() -> None:
             try:
                 await run(link)
-            except (LinkLost, ProtocolError) as error:
+            except (AsyncmemError, LinkLost, ProtocolError) as error:
                 # The worker's own connection says more, if it has ended too.
                 await asyncio.sleep(0.05)
                 self._lose(node, str(error))

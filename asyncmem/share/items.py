@@ -152,7 +152,7 @@ def unflatten(tree: Json, leaves: Sequence[object], types: Sequence[type] = ()) 
     """
     try:
         return _item_of(tree, leaves, types)
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001  # of the program's records, too
         raise ProtocolError(f"an item that cannot be made: {error!r}") from None
 
 

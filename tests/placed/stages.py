@@ -1,6 +1,7 @@
 """Stages that tests place, importable by workers."""
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,24 @@ class Sample:
 
     number: int
     pixels: object
+
+
+@dataclass
+class Homely:
+    """A record that can be made in one process only."""
+
+    process: int
+
+    def __post_init__(self) -> None:
+        if self.process != os.getpid():
+            raise RuntimeError("far from home")
+
+
+@stage(credit=0)
+async def at_home(item: int, pool: Any) -> Homely:
+    """Make such a record."""
+    del item, pool
+    return Homely(os.getpid())
 
 
 @stage(credit=SIZE)

@@ -19,9 +19,10 @@ from asyncmem.distributed.link import connect, need_tls
 from asyncmem.distributed.placed import PlacedPipeline
 from asyncmem.errors import StageError, StageLost
 from asyncmem.pipeline import Pipeline, stage
+from asyncmem.pipeline.stage import AnyStage
 
 from .machines import Machine
-from .stages import SIZE, Sample, expected, three
+from .stages import SIZE, Homely, Sample, at_home, decode, expected, three
 
 MIB = 1 << 20
 links = pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
@@ -65,6 +66,29 @@ async def test_a_plan_that_is_cancelled_leaves_nothing(scheduler: Machine, monke
         monkeypatch.setattr(PlacedPipeline, "_prepare", cancel)
         await three().place(scheduler.address, timeout=20.0).__aenter__()
     assert scope.cancelled_caught
+    assert await runners(scheduler.address) == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stages", [[at_home], [at_home, at_home]], ids=["client", "worker"])
+async def test_a_record_that_cannot_be_made_elsewhere_is_named(scheduler: Machine, stages: list[AnyStage]) -> None:
+    """Whatever its class raises, there or with the client, and the block ends as it began."""
+    async with Pipeline(*stages).place(scheduler.address, types=[Homely]) as pipe:
+        with pytest.raises(StageLost, match="cannot be made: RuntimeError"):
+            [y async for y in pipe.map([1])]
+    assert await runners(scheduler.address) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_pool_that_is_closed_under_a_pipeline_fails_its_items(scheduler: Machine) -> None:
+    """By the error of the pool, and no task is cancelled."""
+    pool = asyncmem.AsyncMemoryPool("host", limit="64 MiB")
+    async with Pipeline(decode, pool=pool).place(scheduler.address, share=False) as pipe:
+        with pytest.warns(asyncmem.LeakWarning, match="64 MiB"):  # what the pipeline has of it
+            await pool.aclose()
+        with pytest.raises(StageError, match="PoolClosed") as caught:
+            [y async for y in pipe.map(range(3))]
+        assert isinstance(caught.value.__cause__, asyncmem.PoolClosed)
     assert await runners(scheduler.address) == 0
 
 
