@@ -131,7 +131,7 @@ def test_pool_keeps_nobodys_context(everywhere: Run) -> None:
         async with make_pool(segment_size=2 * MIB) as pool:
             dead = await first_use(pool)
             await turns(5)
-            await anyio.to_thread.run_sync(pool._opened.run(lambda: None).block, 10)  # the worker is past its last job
+            await anyio.to_thread.run_sync(pool._opened.run(lambda: None).block, 60)  # the worker is past its last job
             gc.collect()
             assert dead() is None
 

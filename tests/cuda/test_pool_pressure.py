@@ -40,7 +40,7 @@ class Player:
     def step(self, random_: random.Random, value: int) -> None:
         device = self.stream.device
         try:
-            buffer = self.pool.allocate(random_.randrange(1, 4 * MIB), stream=self.stream, timeout=5)
+            buffer = self.pool.allocate(random_.randrange(1, 4 * MIB), stream=self.stream, timeout=60)
         except (OutOfMemoryError, PoolTimeout):
             self.refused += 1
             return
@@ -128,5 +128,5 @@ def play(cuda: Cuda, kind: str, limit: int, done: Callable[[], object] = int) ->
                 raise player.error
         done()
         whole(pool)
-        pool.allocate(limit, timeout=20).free()
+        pool.allocate(limit, timeout=60).free()
         return sum(player.refused for player in players)

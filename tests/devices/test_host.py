@@ -285,7 +285,7 @@ class TestThreads:
     def test_may_close_the_device_themselves(self) -> None:
         """Work that closes its own device does not wait for itself."""
         device = Host()
-        assert device.create_stream().run(device.close).block(10)
+        assert device.create_stream().run(device.close).block(60)
 
     def test_of_a_forgotten_device_end(self) -> None:
         """A device that nobody closed leaves no thread once it is collected."""
