@@ -193,7 +193,7 @@ def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy
     started.wait(60)
     fake.release()
     for thread in threads:
-        thread.join()
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -770,7 +770,7 @@ class TestClosing:
         assert told.wait(60)
         del gpu, fence, busy
         gc.collect()
-        thread.join()
+        thread.join(60)
         assert not thread.is_alive()
 
     @pytest.mark.fake_only
