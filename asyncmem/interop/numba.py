@@ -15,7 +15,8 @@ import threading
 import weakref
 from contextlib import AbstractContextManager
 
-from asyncmem.errors import BackendUnavailable, InvalidRequest
+from asyncmem.core import need_device_memory
+from asyncmem.errors import BackendUnavailable
 from asyncmem.interop.routing import device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device as device_here
@@ -72,9 +73,7 @@ class ShareMemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc] 
         else:
             share, tag, timeout = device_here(f"cuda:{device}").pool, _TAG, None
         buffer = share.allocate(size, tag=tag, timeout=timeout)
-        if buffer.location != "cuda":
-            buffer.free()
-            raise InvalidRequest("share", share, 'one without fallback="host": Numba takes no host memory')
+        need_device_memory(share, buffer)
         buffer._lend(None)
         return cuda.MemoryPointer(weakref.proxy(self.context), CUdeviceptr(buffer.address), size, finalizer=buffer.free)
 

@@ -107,7 +107,12 @@ cdef Buffer _allocate_for(Allocator share, object nbytes, object stream, object 
     cdef Buffer buffer
     _read_terms(&terms, _NO_PRIORITY, timeout)
     buffer = asyncmem_owned(_allocate_now(share, nbytes, stream, tag, &terms, timeout))
-    if buffer.owner != <PyObject*>share._core and buffer.location != "cuda":
+    need_device_memory(share, buffer)
+    return buffer
+
+
+cpdef object need_device_memory(Allocator share, Buffer buffer):
+    """Free a buffer of the host's memory and raise `InvalidRequest`: a library for GPUs cannot use that."""
+    if buffer.owner != <PyObject*>share._core:
         buffer.free()
         raise InvalidRequest("share", share, 'one without fallback="host": this library takes no host memory')
-    return buffer

@@ -148,9 +148,7 @@ cdef class Route:
         cdef Buffer buffer = self.share.allocate(nbytes, stream=meant, tag=self.tag, timeout=timeout)
         cdef void* address = <void*><size_t>buffer._address
         cdef Lane* lane
-        if buffer.owner != <PyObject*>core:
-            buffer.free()
-            raise InvalidRequest("share", self.share, 'one without fallback="host": this library takes no host memory')
+        need_device_memory(self.share, buffer)
         lane = core.retire.lane(buffer.home)
         if lane.native and lane.lasting:
             asyncmem_know(self.c, stream, buffer.home)
