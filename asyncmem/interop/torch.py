@@ -198,7 +198,7 @@ class _EachSegment(_EachTensor):
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
         self._torch = _prepared()
         super().__init__(share, device, tag, timeout)
-        share._opened.givers.add(self._torch.give_back)
+        share._opened.give_back_hooks.add(self._torch.give_back)
         with torch.cuda.device(device):
             _make_workspaces(device)
             self._pool: Any = torch.cuda.MemPool(self._torch.allocator)

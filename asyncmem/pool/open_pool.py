@@ -292,8 +292,8 @@ class OpenPool(Opened):
             self.retire.poll()
             if self.min_free and not self.device.host_readable and self.executor.others_need():
                 self.core.scheduler.offer(self.core.time)
-        if self.givers and self.core.scheduler.gauges()["waiting"]:
-            self._have_given_back()
+        if self.give_back_hooks and self.core.scheduler.gauges()["waiting"]:
+            self._call_give_back_hooks()
         self.copies.look()
         self.spilling.look_again()
         self.executor.finish()
@@ -303,13 +303,13 @@ class OpenPool(Opened):
         if self.journal is not None:
             self.journal.write()
 
-    def _have_given_back(self) -> None:
-        for give_back in tuple(self.givers):
+    def _call_give_back_hooks(self) -> None:
+        for give_back in tuple(self.give_back_hooks):
             try:
                 give_back()
             except Exception as error:  # noqa: BLE001 -- of another library, and no reason for the worker to end
                 alarm(f"pool {quoted(self.name)}: a library is asked for nothing more after {error!r}", RuntimeWarning)
-                self.givers.discard(give_back)
+                self.give_back_hooks.discard(give_back)
 
     def give_back_all(self) -> None:
         """Give back all that is free (blocks); where the device refuses, warn of it."""

@@ -73,7 +73,7 @@ class PoolDevices:
             self._made.pop()
 
     def close_with_pool(self) -> None:
-        """Close the device, too, which is the pool's alone."""
+        """Close the device, too: the pool alone has it."""
         self._made.append(self.device)
 
     def close_by_thread(self) -> None:

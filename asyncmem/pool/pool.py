@@ -115,7 +115,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self._counted: dict[str, float] = {}  # the counters at the last reset
-        self._closes_device = False  # also where it is no name
+        self._closes_device = False  # whether the pool alone has the device that it was given
         self._host_pools: dict[str, AsyncMemoryPool] = {}  # each made at the first need, and closed with this one
         self._making_host_pool = threading.Lock()
 
@@ -176,8 +176,8 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             undo.callback(devices.close_by_thread)
             if self._state is None and not self._closed:
                 self._state = opened = OpenPool(self, devices, self._options, self._worker_factory)
-                # Streams are to live until `__del__`, before which the collector would call what destroys them.
-                weakref.finalize(self, len, opened.core.stream_objects).atexit = False
+                # A finalizer keeps its arguments: the collector would destroy the streams before `__del__` uses them.
+                weakref.finalize(self, lambda _streams: None, opened.core.stream_objects).atexit = False
                 undo.pop_all()
                 if self._closes_device:
                     devices.close_with_pool()

@@ -150,8 +150,8 @@ class Opened:
         """Waits until the pool may have so many bytes more, up to so many; None where only the limit says that."""
         self.loop_blocking_calls = self.cpu_fallbacks = 0
         self.pins: dict[int, tuple[int, int]] = {}  # address and bytes of each pin
-        self.givers: set[Callable[[], object]] = set()
-        """Of libraries that keep memory that nobody uses: called every now and then while requests wait."""
+        self.give_back_hooks: set[Callable[[], object]] = set()
+        """Each has a library give back memory that it keeps unused; called now and then while requests wait."""
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
         self.shares = WeakValueDictionary[int, AnyShare]({0: pool})
         self.owner_blocks: list[None] = []  # one for each block of `pool.owner`: an interrupt finds a list whole

@@ -65,13 +65,13 @@ def test_library_that_cannot_give_back_is_not_asked_again(everywhere: Run) -> No
 
     async def main() -> None:
         async with make_pool() as pool:
-            pool._opened.givers.add(fail)
+            pool._opened.give_back_hooks.add(fail)
             held = await pool.allocate_async(LIMIT)
             async with anyio.create_task_group() as group:
                 group.start_soon(use, pool)
                 await anyio.to_thread.run_sync(asked.wait)
                 held.free()
-        assert pool._opened.givers == set()
+        assert pool._opened.give_back_hooks == set()
 
     async def use(pool: AsyncMemoryPool) -> None:
         async with pool.allocate_async(LIMIT):
