@@ -44,12 +44,24 @@ class Parcel:
         name: Its id, the same if it is sent once more.
         value: The item.
         done: What tells the sender that the item is no longer needed as it came.
+        error: Why the item cannot be made here; None where it is.
     """
 
     number: int
     name: int
     value: object
     done: Callable[[], None]
+    error: ProtocolError | None = None
+
+    def open(self) -> object:
+        """Return the item.
+
+        Raises:
+            ProtocolError: It cannot be made here.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 def nothing() -> None:
@@ -267,10 +279,14 @@ class Incoming:
             self._window.arrive(nbytes)
             held = _Held(self, link, nbytes)
             values = [await self._take(leaf, link, held) for leaf in leaves]
-            value = unflatten(tree, values, self._types)
+            parcel = Parcel(frame.number, frame.name, None, held.let_go)
+            try:
+                parcel.value = unflatten(tree, values, self._types)
+            except ProtocolError as error:  # all of it has come, so the items behind it are not concerned
+                parcel.error = error
             values.clear()
-            self._deliver(Parcel(frame.number, frame.name, value, held.let_go))
-            del value, held
+            self._deliver(parcel)
+            del parcel, held
 
     async def _take(self, leaf: Leaf, link: Link, held: _Held) -> object:
         if leaf.kind in PLAIN:

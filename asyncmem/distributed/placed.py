@@ -25,7 +25,8 @@ from anyio.abc import TaskGroup
 from distributed import Client
 from distributed.protocol.pickle import dumps
 
-from asyncmem.distributed.plan import SOURCE, Node, Plan, make_plan
+from asyncmem.distributed.edges import Parcel
+from asyncmem.distributed.plan import RESULTS_OF, SOURCE, Node, Plan, make_plan
 from asyncmem.distributed.runner import Assignment, describe, give_back, host_identity, prepare, take_error
 from asyncmem.distributed.session import Pending, Session
 from asyncmem.distributed.ucx import ENCRYPTED
@@ -39,6 +40,7 @@ from asyncmem.pool import AsyncMemoryPool
 from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device
+from asyncmem.share.items import ProtocolError
 from asyncmem.text import quoted
 from asyncmem.units import Size, parse_count, parse_duration, parse_size
 
@@ -344,11 +346,14 @@ class PlacedPipeline(Generic[A, B]):
         finally:
             del self._pending[item.name]
 
-    def _arrived(self, name: int, value: object) -> None:
-        item = self._pending.get(name)
+    def _arrived(self, parcel: Parcel) -> None:
+        item = self._pending.get(parcel.name)
         if item is not None and not item.result.done():
             self._results += 1
-            item.result.set_result(value)
+            try:
+                item.result.set_result(parcel.open())
+            except ProtocolError as error:
+                item.fail(RemoteError(StageError, RESULTS_OF, describe_error(error), error))
 
     async def _failed(self, session: Session, node: int, stage: str, name: int, reason: str) -> None:
         """Fail an item whose stage has failed, with what the stage raised."""

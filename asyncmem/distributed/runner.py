@@ -504,7 +504,7 @@ class ActivePart:
     async def _call(self, parcel: Parcel, pool: Any) -> Parcel:  # noqa: ANN401  # as the stage has it
         _current.set(Item(self._runner.it.run, parcel.name))
         try:
-            parcel.value = await self._function(parcel.value, pool)
+            parcel.value = await self._function(parcel.open(), pool)
         except BaseException:
             if self._failed is None:
                 self._failed = parcel.name

@@ -64,7 +64,7 @@ class Session:
 
     def __init__(
         self, plan: Plan, token: bytes, *, pool: Share, types: Sequence[type], silence: float,
-        context: ssl.SSLContext | None, arrived: Callable[[int, object], None],
+        context: ssl.SSLContext | None, arrived: Callable[[Parcel], None],
         failed: Callable[[Session, int, str, int, str], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.plan = plan
@@ -235,6 +235,6 @@ class Session:
             del item
 
     def _take(self, parcel: Parcel) -> None:
-        self._arrived(parcel.name, parcel.value)
+        self._arrived(parcel)
         parcel.value = None
         parcel.done()

@@ -153,7 +153,8 @@ def unflatten(tree: Json, leaves: Sequence[object], types: Sequence[type] = ()) 
     try:
         return _item_of(tree, leaves, types)
     except Exception as error:  # noqa: BLE001  # of the program's records, too
-        raise ProtocolError(f"an item that cannot be made: {error!r}") from None
+        reason = repr(error)
+    raise ProtocolError(f"an item that cannot be made: {reason}")  # the other error would keep the leaves
 
 
 def _item_of(node: Json, leaves: Sequence[object], types: Sequence[type]) -> object:

@@ -29,17 +29,17 @@ class Homely:
     """A record that can be made in one process only."""
 
     process: int
+    pixels: object
 
     def __post_init__(self) -> None:
         if self.process != os.getpid():
             raise RuntimeError("far from home")
 
 
-@stage(credit=0)
-async def at_home(item: int, pool: Any) -> Homely:
-    """Make such a record."""
-    del item, pool
-    return Homely(os.getpid())
+@stage(credit=SIZE)
+async def at_home(item: int | None, pool: Any) -> Homely | None:
+    """Make such a record, or nothing of nothing."""
+    return None if item is None else Homely(os.getpid(), await pool.empty((SIZE,), "uint8"))
 
 
 @stage(credit=SIZE)
