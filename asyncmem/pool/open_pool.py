@@ -285,9 +285,12 @@ class OpenPool(Opened):
 
     def tick(self) -> None:
         """Look after an idle pool."""
-        if self.device.over_budget != self._over_budget:
-            self._over_budget = self.device.over_budget
+        over_budget = self.device.over_budget
+        if over_budget != self._over_budget:
+            before = self._under_way()
             self.give_back_all()
+            if not before and not self._under_way():  # else a thread may be left with some: again at the next tick
+                self._over_budget = over_budget
         with suppress(DeviceError):  # a lost device raises where memory grows or is freed
             self.retire.poll()
             if self.min_free and not self.device.host_readable and self.executor.others_need():

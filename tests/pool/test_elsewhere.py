@@ -1,13 +1,15 @@
 """Memory that others take from the same device: growth leaves it theirs, and what is free goes back in time."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from asyncmem import OutOfMemoryError
-from asyncmem.devices import Latencies, Simulated
+from asyncmem import AsyncMemoryPool, OutOfMemoryError
+from asyncmem.devices import Latencies, Segment, Simulated
 from asyncmem.pool.worker import TICK
 from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import whole
@@ -281,3 +283,51 @@ def test_device_that_fails_while_it_takes_back_is_a_warning(device: Simulated) -
             whole(pool)
 
     run_steps(main())
+
+
+class LateDevice(Simulated):
+    """A device that gives a segment only once it may; while it may not, it says so to whoever waits for that."""
+
+    def __init__(self) -> None:
+        super().__init__("1 GiB", clock="wall", latencies=Latencies.zero())
+        self.may, self.asked = threading.Event(), threading.Event()
+        self.may.set()
+
+    def allocate_segment(self, *arguments: Any, **named: Any) -> Segment:
+        if not self.may.is_set():
+            self.asked.set()
+        assert self.may.wait(60)
+        return super().allocate_segment(*arguments, **named)
+
+
+@pytest.mark.parametrize("kind", ["virtual", "stream_ordered"])
+def test_what_comes_while_all_that_is_free_goes_back_goes_back_too(kind: str) -> None:
+    """A thread's growth, which began before the driver complained, ends after it, and is not needed any more."""
+    device, got = LateDevice(), list[Any]()
+    with AsyncMemoryPool(device, limit="64 MiB", segment_size="16 MiB", segments=kind, min_free=0) as pool:
+        first = pool.allocate(16 * MIB)
+        device.may.clear()
+        thread = threading.Thread(target=lambda: got.append(pool.allocate(16 * MIB, timeout=60)))
+        thread.start()
+        assert device.asked.wait(60)
+        first.free()  # it is the thread's now, which needs its growth no more
+
+        looked = threading.Event()
+        give_back_all = pool._opened.give_back_all
+
+        def give_back() -> None:
+            give_back_all()
+            looked.set()
+
+        pool._opened.give_back_all = give_back  # type: ignore[method-assign]
+        device.over_budget += 1
+        assert looked.wait(60)
+        device.may.set()
+        thread.join(60)
+        (buffer,) = got
+        for _ in range(600):
+            if pool.stats().reserved_bytes == 16 * MIB:
+                break
+            threading.Event().wait(0.1)
+        assert pool.stats().reserved_bytes == pool.stats().allocated_bytes == 16 * MIB
+        buffer.free()
