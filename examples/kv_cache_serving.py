@@ -17,10 +17,10 @@ import numpy as np
 
 import asyncmem
 
-WIDTH = 64
+WIDTH = 128
 TOKENS_PER_PAGE = 16
 PAGE = TOKENS_PER_PAGE * 2 * WIDTH * 8  # a key and a value of float64 for each token
-PAGES = 64
+PAGES = 64  # 2 MiB in all, a page of a GPU: a limit is rounded up to whole ones
 PATIENCE = 0.02  # seconds that a text holds pages while it waits for one more
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]

@@ -352,6 +352,7 @@ def test_cuda_core_takes_and_gives(card: Card, pool: AsyncMemoryPool) -> None:
 
 def test_page_locked_memory_is_numpys_and_torchs(pool: AsyncMemoryPool, torch: Any) -> None:
     """Memory of the pinned device says kDLCUDAHost; numpy takes that, and torch takes numpy's."""
+    torch.cuda.init()  # before, torch takes no memory for page-locked
     with AsyncMemoryPool(pool.device.pinned(), limit="8 MiB") as pinned:
         buffer = pinned.allocate(4096)
         array = buffer.view("float32")
