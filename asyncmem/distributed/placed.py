@@ -30,7 +30,7 @@ from asyncmem.distributed.plan import RESULTS_OF, SOURCE, Node, Plan, make_plan
 from asyncmem.distributed.runner import Assignment, describe, give_back, host_identity, prepare, take_error
 from asyncmem.distributed.session import Pending, Session
 from asyncmem.distributed.ucx import ENCRYPTED
-from asyncmem.errors import AsyncmemError, InvalidRequest, StageError, StageLost
+from asyncmem.errors import InvalidRequest, StageError, StageLost
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.report import PipelineReport, StageReport
 from asyncmem.pipeline.run import RemoteError, Results
@@ -318,9 +318,9 @@ class PlacedPipeline(Generic[A, B]):
                     _logger.warning("pipeline %s: lost %s", quoted(self.name), reason)
                     self._avoided = session.plan.nodes[node].name  # it may stand still, and those who ask it with it
                 if fruitless == _TRIES:
-                    raise _gone(session)
+                    raise _gone(session)  # noqa: TRY301  # as what the session raises
                 self._session = await self._begin()
-        except AsyncmemError as error:
+        except Exception as error:  # noqa: BLE001  # it is each item's
             self._broken = error
             for item in self._pending.values():
                 item.fail(_remote(error))

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 HOST_SHARE: Final = 0.6
 """The part of a worker's memory limit that pipelines may have; of a GPU's memory, the part of what is free."""
-
+_MOST_TEXT: Final = 10_000
+"""Letters of an error's text that the client is told."""
 
 Memory = Literal["own", "shared", "pinned"]
 """A device's own memory, what other processes can open, or what the host copies to it from."""
@@ -338,7 +339,7 @@ class Runner:
         """Tell the client that a stage has failed."""
         if self.cause is None and self._control is not None:
             self.cause = error
-            self._control.send(FAILED, to_json([stage, name, describe_error(error)[:10_000]]).encode())
+            self._control.send(FAILED, to_json([stage, name, describe_error(error)[:_MOST_TEXT]]).encode())
 
     # -- making it ----------------------------------------------------------------------------------------------------
 
@@ -421,7 +422,7 @@ class Runner:
             else:  # the client connects by itself
                 link = await self._link(number)
             await edge.run(link)
-        except (AsyncmemError, OSError, ProtocolError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
             self._lost(number, error)
         finally:
             await edge.close()
@@ -429,12 +430,12 @@ class Runner:
     async def _serve_in(self, number: int, edge: Incoming) -> None:
         try:
             await edge.run(await self._link(number))
-        except (AsyncmemError, OSError, ProtocolError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
             self._lost(number, error)
 
     def _lost(self, number: int, error: Exception) -> None:
         if self._control is not None:
-            self._control.send(LOST, to_json([number, str(error)]).encode())
+            self._control.send(LOST, to_json([number, describe_error(error)[:_MOST_TEXT]]).encode())
 
 
 async def memory_for(resources: AsyncExitStack, name: str, on: str, nbytes: int, kind: Memory = "own") -> Share:
@@ -490,7 +491,7 @@ class ActivePart:
             self._runner.fail(self._name, name, error.__cause__ or error)
         except LinkLost:
             pass  # as whoever serves that link says
-        except (AsyncmemError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # of the program's records, too
             self._runner.fail(self._name, self._names.get(sending, -1), error)
 
     async def _items(self) -> AsyncIterator[Parcel]:

@@ -18,7 +18,7 @@ from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META
 from asyncmem.distributed.link import Link, LinkLost, connect
 from asyncmem.distributed.plan import SOURCE, Plan
 from asyncmem.distributed.runner import memory_for
-from asyncmem.errors import AsyncmemError, StageError
+from asyncmem.errors import StageError
 from asyncmem.pipeline.report import StageReport
 from asyncmem.pipeline.run import RemoteError
 from asyncmem.pipeline.tasks import describe_error
@@ -71,6 +71,7 @@ class Session:
         self.token = token
         self.reports: dict[int, StageReport] = {}
         self.lost: tuple[int, str] | None = None
+        self._error: Exception | None = None
         self._pool = pool
         self._types, self._silence, self._context = types, silence, context
         self._arrived, self._failed = arrived, failed
@@ -143,15 +144,21 @@ class Session:
         async def serve() -> None:
             try:
                 await run(link)
-            except (AsyncmemError, LinkLost, ProtocolError) as error:
+            except (LinkLost, ProtocolError) as error:
                 # The worker's own connection says more, if it has ended too.
                 await asyncio.sleep(0.05)
                 self._lose(node, str(error))
+            except Exception as error:  # noqa: BLE001  # whoever runs it raises it
+                self._error = error
+                self._over.set()
 
         self._serving.append(serve)
 
     async def run(self) -> None:
-        """Send items and take results, until a worker is lost, a stage has failed, or `end`."""
+        """Send items and take results, until a worker is lost, a stage has failed, or `end`.
+
+        What the client itself fails by is raised, as where its pool is closed.
+        """
         async with anyio.create_task_group() as tasks:
             for serve in self._serving:
                 tasks.start_soon(serve)
@@ -159,6 +166,8 @@ class Session:
             tasks.start_soon(self._beat)
             await self._over.wait()
             tasks.cancel_scope.cancel()
+        if self._error is not None:
+            raise self._error
 
     async def close(self) -> None:
         """Have the workers give back what they have, and wait for it, though not for those that stand still."""
@@ -228,7 +237,7 @@ class Session:
                 await route(number, self._out).send(Parcel(number, item.name, item.value, nothing))
             except LinkLost:
                 return  # as whoever serves that link says
-            except (AsyncmemError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # of the program's records, too
                 item.fail(RemoteError(StageError, SOURCE, describe_error(error), error))
             else:
                 number += 1

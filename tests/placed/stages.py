@@ -24,6 +24,13 @@ class Sample:
     pixels: object
 
 
+def incomplete() -> Sample:
+    """Make a record that has lost a part."""
+    made = Sample(1, None)
+    del made.pixels
+    return made
+
+
 @dataclass
 class Homely:
     """A record that can be made in one process only."""

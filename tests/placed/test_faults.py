@@ -37,12 +37,12 @@ async def break_link(dask_worker: Any, *, number: int) -> None:
     active._links[number].result().close()
 
 
-async def break_windows(dask_worker: Any) -> None:
-    """Have no memory for what comes to a worker over a link."""
+async def break_windows(dask_worker: Any, *, error: Exception) -> None:
+    """Fail at what comes to a worker over a link."""
     del dask_worker
 
     async def fail(*_: object) -> None:
-        raise PoolClosed("window")
+        raise error
 
     edges.Incoming.run = fail  # type: ignore[method-assign]  # in a process of its own
 
@@ -106,14 +106,17 @@ def test_any_worker_may_be_killed_at_any_step(machines: Machines, share: bool, s
 
 
 @pytest.mark.asyncio
-async def test_who_was_lost_and_why_is_said(machines: Machines, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [PoolClosed("window"), RuntimeError("no sense")], ids=["pool", "other"])
+async def test_who_was_lost_and_why_is_said(
+    machines: Machines, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     """In the report and in the log, also where it is no link that has failed."""
     scheduler = machines.scheduler()
     broken, *_ = [machines.worker(scheduler) for _ in range(4)]
-    await on_worker(scheduler.address, broken.address, break_windows)
+    await on_worker(scheduler.address, broken.address, partial(break_windows, error=error))
     async with three().place(scheduler.address, share=False, window="512 KiB") as pipe:
         assert [y async for y in pipe.map(range(ITEMS))] == expected(ITEMS)
-        lost = f"{broken.address}: pool 'window' is closed"
+        lost = f"{broken.address}: {type(error).__name__}: {error}"
         assert {one[: len(lost)] for one in pipe.report().lost} == {lost}
         assert f"lost: {lost}" in str(pipe.report())
     assert f"lost {lost}" in caplog.text

@@ -22,7 +22,7 @@ from asyncmem.pipeline import Pipeline, stage
 from asyncmem.pipeline.stage import AnyStage
 
 from .machines import Machine
-from .stages import SIZE, Homely, Sample, at_home, decode, expected, three
+from .stages import SIZE, Homely, Sample, at_home, decode, expected, incomplete, three
 
 MIB = 1 << 20
 links = pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
@@ -95,6 +95,7 @@ async def test_a_pool_that_is_closed_under_a_pipeline_fails_its_items(scheduler:
         with pytest.raises(StageError, match="PoolClosed") as caught:
             [y async for y in pipe.map(range(3))]
         assert isinstance(caught.value.__cause__, asyncmem.PoolClosed)
+    assert pipe.report().lost == ()  # it was no worker
     assert await runners(scheduler.address) == 0
 
 
@@ -186,14 +187,32 @@ async def test_a_stage_that_fails_ends_the_run_as_in_one_process(scheduler: Mach
     [
         (object(), r"item: expected arrays.*place\(cluster, types="),
         (np.zeros(MIB, "u1"), r"place\(cluster, window="),
+        (incomplete(), r"AttributeError: .*pixels"),
     ],
+    ids=["pickle", "large", "incomplete"],
 )
 async def test_an_item_that_cannot_go_fails_its_run(scheduler: Machine, item: object, reason: str) -> None:
-    """What needs pickle, and what is larger than the window; with what to do."""
-    async with Pipeline(fails_at_seven).place(scheduler.address, window=SIZE) as pipe:
+    """What needs pickle, what is larger than the window, and records that have lost a part; with what to do."""
+    async with Pipeline(fails_at_seven).place(scheduler.address, window=SIZE, types=[Sample]) as pipe:
         with pytest.raises(StageError, match=f"stage 'source' failed at item 0: .*{reason}"):
             [y async for y in pipe.map([item])]  # type: ignore[list-item]  # on purpose
         assert [y async for y in pipe.map([1])] == [1]
+
+
+@stage(credit=0)
+async def loses_a_part(item: int, pool: Any) -> Sample:
+    """Make a record that cannot go on."""
+    del item, pool
+    return incomplete()
+
+
+@pytest.mark.asyncio
+async def test_a_result_that_cannot_go_fails_its_run(scheduler: Machine) -> None:
+    """By the stage that has made it, whatever error it is."""
+    async with Pipeline(loses_a_part).place(scheduler.address, types=[Sample]) as pipe:
+        with pytest.raises(StageError, match=r"stage 'loses_a_part' failed at item 0: AttributeError: .*pixels"):
+            [y async for y in pipe.map([1])]
+    assert pipe.report().lost == ()
 
 
 @pytest.mark.asyncio
