@@ -1,7 +1,7 @@
 """Helpers to test code that waits for memory: one step at a time, in any order, under virtual time.
 
-`run_steps` and `StepLoop` drive asyncio code deterministically, a `SteppedPool` works in steps of that loop, and
-`conservation` checks what has to hold afterwards. `device_contract` tests devices; it needs pytest.
+`run_steps` and `StepLoop` drive asyncio code deterministically, and a `SteppedPool` works in steps of that loop.
+`device_contract` tests devices; it needs pytest.
 """
 
 from asyncmem.testing.steploop import StepLoop, Stuck, run_steps

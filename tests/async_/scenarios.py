@@ -18,7 +18,7 @@ from asyncmem import (
     RequestCancelled,
     Spillable,
 )
-from asyncmem.testing.conservation import idle, whole
+from tests.conservation import idle, whole
 from tests.sweeps import Scenario, Stage
 
 from .support import LIMIT, MIB, quick_device, staged, stepped_pool, turns

@@ -29,7 +29,7 @@ from asyncmem import (
 )
 from asyncmem.core import Request
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

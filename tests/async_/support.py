@@ -13,7 +13,7 @@ from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
 from asyncmem.devices.base import Move, Remapped, Span
 from asyncmem.testing import SteppedPool
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Stage
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from asyncmem.insight import (
 )
 from asyncmem.pool.share import Share
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, stepped_pool

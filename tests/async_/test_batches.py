@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from asyncmem import AsyncmemError, DeviceError, InvalidRequest, OutOfMemoryError
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, quick_device, stepped_pool, turns

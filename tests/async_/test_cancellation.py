@@ -9,7 +9,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, RequestCancelled
 from asyncmem.core import Batch, Buffer
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import LIMIT, MIB, stepped_pool, turns

@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, PoolTimeout
 from asyncmem.core import Buffer
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run, on_trio, plain, uv
 from .support import MIB, make_pool, quick_device, stepped_pool, turns

@@ -11,7 +11,7 @@ from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed
 from asyncmem.core import Buffer
 from asyncmem.devices import Segment
 from asyncmem.pool import open_pool
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import LIMIT, MIB, GatedDevice, make_pool, quick_device, stepped_pool, turns

@@ -9,7 +9,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, BufferReleased, InvalidRequest, PoolClosed
 from asyncmem.core import Buffer
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import LIMIT, MIB, make_pool, stepped_pool

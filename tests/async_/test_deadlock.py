@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncmem import AsyncMemoryPool, DeadlockError
 from asyncmem.testing import StepLoop, run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import MIB, stepped_pool, turns

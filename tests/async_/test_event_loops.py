@@ -9,7 +9,7 @@ import pytest
 
 import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import LOOPS, Run
 from .support import LIMIT, MIB, GatedDevice, make_pool, turns

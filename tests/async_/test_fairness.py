@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.testing.conservation import whole, within_limit
+from tests.conservation import whole, within_limit
 
 from .loops import Run
 from .support import LIMIT, MIB, stepped_pool, turns

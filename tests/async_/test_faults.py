@@ -10,7 +10,7 @@ from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, OutOfMemoryErr
 from asyncmem.devices import Simulated
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, quick_device, stepped_pool, turns

@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, make_pool, stepped_pool, turns

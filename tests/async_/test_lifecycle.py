@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, Pressure
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, make_pool, quick_device, stepped_pool, turns

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from asyncmem import AsyncMemoryPool, Budget, DeadlockError, InvalidRequest, PoolTimeout
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import LIMIT, MIB, quick_device, stepped_pool

@@ -21,7 +21,7 @@ from asyncmem.errors import StepError
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext, Use
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.testing import StepLoop, SteppedPool, run_steps
-from asyncmem.testing.conservation import refillable
+from tests.conservation import refillable
 
 from .loops import Run
 from .models import BACKWARD, FORWARD, OUTPUT, SAVED, Layer, layers, machine, parallel, stages, stream_of

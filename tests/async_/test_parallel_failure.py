@@ -12,7 +12,7 @@ from asyncmem import AsyncMemoryPool, DeviceError
 from asyncmem.devices.simulated.timeline import VirtualClock
 from asyncmem.errors import StepError
 from asyncmem.pipeline.parallel import PipelineParallel, StepContext
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Kind, Scenario, Stage, sweep, sweep_on_trio
 
 from .loops import Run

@@ -14,7 +14,7 @@ import pytest
 from asyncmem.errors import StageError, StepError
 from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .models import layers, parallel

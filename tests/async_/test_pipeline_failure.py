@@ -15,7 +15,7 @@ from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.errors import StageError
 from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Kind, Scenario, Stage, sweep, sweep_on_trio
 
 from .loops import Run

@@ -18,7 +18,7 @@ from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.report import show
 from asyncmem.pipeline.stage import divide
 from asyncmem.testing import StepLoop, run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import MIB, stepped_pool

@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.pipeline import Pipeline, StageShare, stage
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 PART = 1 << 14  # bytes
 CREDIT = 4 * PART

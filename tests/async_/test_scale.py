@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncmem import AsyncMemoryPool, TooManyRequests
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, make_pool, stepped_pool, turns

@@ -10,7 +10,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, PoolTimeout
 from asyncmem.core import Buffer
 from asyncmem.testing import run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .loops import Run
 from .support import LIMIT, MIB, GatedDevice, make_pool, stepped_pool, turns

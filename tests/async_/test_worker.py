@@ -14,7 +14,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, PoolClosed
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.pool.worker import Worker
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, make_pool, quick_device, stepped_pool, turns

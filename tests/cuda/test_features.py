@@ -10,7 +10,7 @@ from cuda.bindings import driver as api  # type: ignore[import-untyped]
 
 from asyncmem import AsyncMemoryPool, InvalidRequest
 from asyncmem.devices import Cuda, GpuStream
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 OpenPool = Callable[[], AsyncMemoryPool]
 

@@ -13,8 +13,8 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError, LeakWarning, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.testing.conservation import refillable, whole
 from tests.conftest import close_pools
+from tests.conservation import refillable, whole
 
 from .conftest import Usage
 from .fake import FakeDriver

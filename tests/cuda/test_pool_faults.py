@@ -11,7 +11,7 @@ from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .fake import FakeDriver
 

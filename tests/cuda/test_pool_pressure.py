@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout
 from asyncmem.devices import Cuda, GpuStream
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .fake import FakeDriver
 

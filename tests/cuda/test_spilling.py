@@ -11,7 +11,7 @@ import pytest
 
 from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, InvalidRequest, OutOfMemoryError, Spillable
 from asyncmem.devices import Cuda
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 from tests.pool.spill_program import Program
 
 from .fake import FakeDriver

@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError
 from asyncmem.devices import Metal
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 from tests.metal.fake import TIMED_OUT, FakeMetal
 from tests.metal.session import a_machine, in_place
 

@@ -12,7 +12,7 @@ from asyncmem import AsyncMemoryPool, Budget, Spillable
 from asyncmem.core import Buffer, Ready
 from asyncmem.devices import Stream
 from asyncmem.pool import Request
-from asyncmem.testing.conservation import idle, whole
+from tests.conservation import idle, whole
 
 PATIENCE = 120  # seconds
 

@@ -14,7 +14,7 @@ from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.core import Buffer
 from asyncmem.devices import Simulated
 from asyncmem.testing import SteppedPool
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .support import MIB, quick_device
 

@@ -13,7 +13,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, BufferReleased, InvalidRequest, OutOfMemoryError, PoolTimeout
 from asyncmem.devices import Device, Host
 from asyncmem.testing import SteppedPool
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Stage, sweep, sweep_on_trio
 
 from .support import MIB, quick_device

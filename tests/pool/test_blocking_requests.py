@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, PoolTimeout, RequestCancelled
 from asyncmem.pool import Request
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .support import MIB, quick_device
 

@@ -10,7 +10,7 @@ from asyncmem import AsyncMemoryPool, RequestCancelled
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.errors import DeviceError
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 MIB = 1 << 20
 

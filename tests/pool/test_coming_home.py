@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, Spillable
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .spilling import (
     HALF,

@@ -16,7 +16,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, BufferReleased, DeviceError, InvalidRequest, PoolClosed
 from asyncmem.devices import Device, Host, Simulated, SimulatedStream, StreamOrderError
 from asyncmem.testing import SteppedPool, run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.metal.session import open_metal
 from tests.processor import open_processor
 from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio

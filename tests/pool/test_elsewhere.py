@@ -12,7 +12,7 @@ from asyncmem import AsyncMemoryPool, OutOfMemoryError
 from asyncmem.devices import Latencies, Segment, Simulated
 from asyncmem.pool.worker import TICK
 from asyncmem.testing import SteppedPool, run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .support import MIB, quick_device
 

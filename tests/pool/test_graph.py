@@ -12,7 +12,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.devices import Host, Simulated, SimulatedGraph, SimulatedStream
 from asyncmem.testing import SteppedPool, run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
 from .support import MIB, quick_device

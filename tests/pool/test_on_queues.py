@@ -14,7 +14,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
 from asyncmem.devices import Metal, OpenCL
 from asyncmem.pipeline import Pipeline, StageShare
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 MIB = 1 << 20
 LIMIT = 256 * MIB

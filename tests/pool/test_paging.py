@@ -14,7 +14,7 @@ from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOf
 from asyncmem.core import Effect, Heap, Scheduler
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
 from asyncmem.testing import SteppedPool, run_steps
-from asyncmem.testing.conservation import refillable, whole
+from tests.conservation import refillable, whole
 from tests.sweeps import Stage, sweep, sweep_on_trio
 
 from .support import MIB

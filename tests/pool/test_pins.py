@@ -9,7 +9,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BufferReleased
 from asyncmem.devices import Simulated
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .support import MIB, quick_device
 

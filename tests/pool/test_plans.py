@@ -16,7 +16,7 @@ from asyncmem.devices import Simulated, SimulatedStream
 from asyncmem.insight import LifetimeAnalyzer, PlannedPlace
 from asyncmem.pool import ReusePlan
 from asyncmem.testing import SteppedPool, run_steps
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
 from .support import MIB, quick_device

@@ -10,7 +10,7 @@ import pytest
 
 from asyncmem import BufferReleased, DeviceError, LeakWarning, OutOfMemoryError, PoolClosed
 from asyncmem.devices import Simulated
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .spilling import (
     HALF,

@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import InvalidRequest
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .spilling import LIMIT, LONG, Marks, fill, holds, make_pool
 from .support import MIB, quick_device

@@ -10,7 +10,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.core import Buffer
 from asyncmem.devices import Host, Latencies, Simulated
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 from tests.metal.session import open_metal
 from tests.processor import open_processor
 

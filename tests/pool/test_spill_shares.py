@@ -11,7 +11,7 @@ from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolClos
 from asyncmem.insight import PlannedPlace
 from asyncmem.pool import ReusePlan
 from asyncmem.pool.share import Share
-from asyncmem.testing.conservation import idle, whole
+from tests.conservation import idle, whole
 
 from .spilling import LIMIT, LONG, Marks, fill, holds, make_pool, run, stepped_pool, until
 from .support import MIB, quick_device

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from asyncmem import BufferReleased, InvalidRequest, OutOfMemoryError
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 from .spilling import HALF, LIMIT, LONG, Marks, make_pool, run, stepped, stepped_pool, until
 from .support import MIB, quick_device

@@ -36,7 +36,7 @@ from asyncmem.devices import Latencies, Simulated
 from asyncmem.insight import serve_live
 from asyncmem.insight.live.client import ask
 from asyncmem.insight.prometheus import PoolCollector
-from asyncmem.testing.conservation import whole
+from tests.conservation import whole
 
 MIB = 1 << 20
 LIMIT = 32 * MIB

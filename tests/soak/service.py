@@ -46,8 +46,8 @@ from asyncmem.devices.simulated.calls import CallLog
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.holders import shortage
 from asyncmem.testing import StepLoop, SteppedPool
-from asyncmem.testing.conservation import whole
 from asyncmem.testing.stepworker import StepWorker
+from tests.conservation import whole
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
