@@ -80,7 +80,7 @@ def places_of(arrays: Sequence[Array]) -> list[int]:
 
 
 Take: TypeAlias = "Callable[[Array, int], None]"
-"""Queues that an array comes which has that place among the bytes of all."""
+"""Queues the transfer of an array, which has that offset among the bytes of all."""
 
 
 class Carrier(ABC):
@@ -91,15 +91,15 @@ class Carrier(ABC):
 
     @abstractmethod
     async def send(self, packed: Packed, sending: Sending) -> tuple[Json, Fence]:
-        """Queue the way of an item; return what `fetch` needs of it, and when that may go on."""
+        """Queue the transfer of an item; return what `fetch` takes, and the fence behind which it may read."""
 
     @asynccontextmanager
     @abstractmethod
-    def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:
-        """Get ready for an item; the block has what queues on a stream that a part of its memory comes."""
+    def fetch(self, descriptor: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:
+        """Prepare to receive an item; inside the block, `Take` queues the transfer of each part on the stream."""
 
     def drop(self) -> None:  # noqa: B027  # one of them has nothing
-        """Let go of what has been sent and has not been taken."""
+        """Release items that were sent and not taken."""
 
 
 class ByShare(Carrier):
@@ -124,10 +124,10 @@ class ByShare(Carrier):
         return exported.descriptor.hex(), sending.out.record()
 
     @asynccontextmanager
-    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
+    async def fetch(self, descriptor: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
         """Open it."""
         home = stream if self._same_device else None
-        async with share.attach_async(bytes.fromhex(told), stream=home) as shared:
+        async with share.attach_async(bytes.fromhex(descriptor), stream=home) as shared:
 
             def take(target: Array, offset: int) -> None:
                 source = shared.buffer.view(target._element.name, target.shape, offset)
@@ -156,10 +156,10 @@ class ByHost(ByShare):
         return self._exports[-1].descriptor.hex(), sending.out.record()
 
     @asynccontextmanager
-    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
+    async def fetch(self, descriptor: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
         """Open it, and keep it until it is copied."""
         copies = []
-        async with share.attach_async(bytes.fromhex(told)) as shared:
+        async with share.attach_async(bytes.fromhex(descriptor)) as shared:
             content = memoryview(shared.buffer)
 
             def take(target: Array, offset: int) -> None:
@@ -189,7 +189,7 @@ class ByNccl(Carrier):
         return None, sending.ended
 
     @asynccontextmanager
-    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
+    async def fetch(self, descriptor: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
         """Receive it."""
         receive = self._communicators[forward].recv
 
@@ -263,9 +263,9 @@ class Nccl:
         if not self._both_have(other, ends):
             ids = [_new_id(), _new_id()]
             if me == 0:
-                group.say(other, "nccl", ids)
+                group.send(other, "nccl", ids)
             else:
-                ids = await group.hear(other, "nccl")
+                ids = await group.receive(other, "nccl")
             async with pool.allocate_async(1) as scratch:
                 call = partial(_connect_both, device, ids, me, scratch.view())
                 self._made[other] = ids[0], await _unless_one_fails(group, call)
@@ -282,9 +282,9 @@ class Nccl:
         if not self._both_have(None, ends):
             unique_id = _new_id()
             if group.rank == 0:
-                group.say(None, "nccl", unique_id)
+                group.send(None, "nccl", unique_id)
             else:
-                unique_id = await group.hear(0, "nccl")
+                unique_id = await group.receive(0, "nccl")
             call = partial(_connect, device, unique_id, group.rank, group.size)
             self._made[None] = unique_id, {True: await _unless_one_fails(group, call)}
         await _unless_one_fails(group, partial(self._add, device, arrays))  # the first sum connects, which blocks

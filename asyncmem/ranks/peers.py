@@ -1,4 +1,4 @@
-"""The processes of a group, each connected to each, and what they say to each other: JSON, nothing is unpickled."""
+"""The processes of a group, each connected to each, and their messages to each other: JSON, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from asyncmem.share.broker import Broker
     from asyncmem.share.items import Json
 
-HELLO, SAY, LEAVE = range(3)
+HELLO, MESSAGE, LEAVE = range(3)
 DONE, FAILED = "done", "failed"
-"""The topics of the last that a rank says of what all do together."""
+"""The topics of the last message of a rank about what all do together."""
 _HEAD: Final = struct.Struct("<BQ")
-"""What a message is, and the number: of the rank that says hello, else of what all do together."""
+"""The kind of a message, and a number: of the rank that says hello, else of what all do together."""
 _MOST: Final = 60_000
 _AHEAD: Final = 10_000
 """By how much that failed, or was given up, one may be ahead of another."""
@@ -41,38 +41,38 @@ class Peer(Connection):
     """The connection to another process of the group."""
 
     def __init__(self, group: Group, broker: Broker, end: socket.socket, rank: int | None = None) -> None:
-        """Take a connected socket; of one that was accepted the rank is said by its first message."""
+        """Take a connected socket; one that was accepted names its rank in its first message."""
         super().__init__(broker, end)
         self._group = group
         self.rank = rank
 
     def receive(self, message: bytes, fds: list[int]) -> None:
-        """Take what it says."""
+        """Take a message."""
         del fds
         kind, number = _HEAD.unpack_from(message)
         if kind == HELLO and self.rank is None:
             self.rank = self._group.admit(self, number)
         elif kind == LEAVE and self.rank is not None:
             self._group.leaves(self.rank, "has left")
-        elif kind == SAY and self.rank is not None:
+        elif kind == MESSAGE and self.rank is not None:
             self._group.take(self.rank, number, json.loads(message[_HEAD.size :]))
         else:
             raise ValueError("no message")
 
     def lost(self) -> None:
-        """Have the group know."""
+        """Report the end of the process to the group."""
         if self.rank is not None:
             self._group.leaves(self.rank, f"(process {self.pid or 'unknown'}) has ended")
 
     def hung_up(self) -> None:
-        """End: the kernel closes the other end of a process that was killed, too."""
+        """End; the kernel closes the other end of a process that was killed, too."""
         self.end()
 
 
 class Group:
     """The processes of a group as one of them sees it.
 
-    What all do together has a number, the next one for each; what is said belongs to a number and to a topic.
+    What all do together has a number, the next one for each; each message has such a number and a topic.
 
     Attributes:
         rank: Which of them this is.
@@ -86,7 +86,7 @@ class Group:
         self._peers: dict[int, Peer] = {}
         self._lost: dict[int, str] = {}
         self._ended: dict[tuple[int, int], Json] = {}  # by number and rank: None of one that is done, or how it failed
-        self._said: dict[tuple[int, int, str], deque[Json]] = {}  # by number, rank and topic
+        self._inbox: dict[tuple[int, int, str], deque[Json]] = {}  # by number, rank and topic
         self._changed: Latch[None] = Latch()
         self._listening: socket.socket | None = None
         self.number = 0  # of what all do together
@@ -120,7 +120,7 @@ class Group:
             raise TimeoutError(f"rank {', '.join(map(str, missing))} did not come within {timeout:g} s")
 
     def leave(self) -> None:
-        """Let the others know; twice is fine."""
+        """Tell the others, and close the connections; twice is fine."""
         for peer in self._peers.values():
             peer.send(_HEAD.pack(LEAVE, 0))
             self._broker.post(peer.end)
@@ -150,79 +150,79 @@ class Group:
     # -- on the broker's thread --------------------------------------------------------------------------------------
 
     def admit(self, peer: Peer, rank: int) -> int:
-        """Take in one that has connected."""
+        """Add a process that has connected."""
         if rank in self._peers or not self.rank < rank < self.size:
             raise ValueError("it has the rank of another one")
         self._peers[rank] = peer
-        self._tell()
+        self._wake()
         return rank
 
     def leaves(self, rank: int, reason: str) -> None:
-        """Note that one has ended, or left."""
+        """Note that a process has ended, or left."""
         if self._lost.setdefault(rank, reason) == reason:
-            self._tell()
+            self._wake()
 
-    def take(self, rank: int, number: int, said: Json) -> None:
-        """Keep what one says of what all do now, or will do."""
+    def take(self, rank: int, number: int, message: Json) -> None:
+        """Keep a message about what all do now, or will do."""
         ahead = number - self.number
-        if not isinstance(said, list) or len(said) != 2 or not isinstance(said[0], str) or ahead > _AHEAD:
+        if not isinstance(message, list) or len(message) != 2 or not isinstance(message[0], str) or ahead > _AHEAD:
             raise ValueError("no message")
         if number >= self.number:
-            if said[0] in (DONE, FAILED):
-                self._ended[number, rank] = said[1] if said[0] == FAILED else None
-            self._said_of(number, rank, said[0]).append(said[1])
-            self._tell()
+            if message[0] in (DONE, FAILED):
+                self._ended[number, rank] = message[1] if message[0] == FAILED else None
+            self._messages(number, rank, message[0]).append(message[1])
+            self._wake()
 
-    def _said_of(self, number: int, rank: int, topic: str) -> deque[Json]:
+    def _messages(self, number: int, rank: int, topic: str) -> deque[Json]:
         # From two threads: a defaultdict could make two of them, and what was put into the first would be lost.
-        return self._said.setdefault((number, rank, topic), deque())
+        return self._inbox.setdefault((number, rank, topic), deque())
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         changed, self._changed = self._changed, Latch()
         changed()
 
     # -- what all do together ----------------------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Go on to what all do next, and forget what was said before; return its number."""
+        """Begin what all do next, and drop the messages about what they did before; return its number."""
         self.number += 1
-        for said in [one for one in list(self._said) if one[0] < self.number]:
-            del self._said[said]
-        for ended in [one for one in list(self._ended) if one[0] < self.number]:
-            del self._ended[ended]
+        for key in [one for one in list(self._inbox) if one[0] < self.number]:
+            del self._inbox[key]
+        for end in [one for one in list(self._ended) if one[0] < self.number]:
+            del self._ended[end]
         return self.number
 
-    def say(self, to: int | None, topic: str, what: object, number: int | None = None) -> None:
-        """Say something to a rank, or to all, of what they do now or of what has that number. From any thread.
+    def send(self, to: int | None, topic: str, content: object, number: int | None = None) -> None:
+        """Send a message to a rank, or to all, about what they do now or what has that number. From any thread.
 
         Raises:
             InvalidRequest: It is too long.
         """
-        message = _HEAD.pack(SAY, self.number if number is None else number) + to_json([topic, what]).encode()
+        message = _HEAD.pack(MESSAGE, self.number if number is None else number) + to_json([topic, content]).encode()
         if len(message) > _MOST:
             raise InvalidRequest("output", f"{len(message)} bytes besides its memory", f"at most {_MOST} bytes")
         for rank in [one for one in range(self.size) if one != self.rank] if to is None else [to]:
             self._peers[rank].send(message)
 
-    async def hear(self, rank: int, topic: str) -> Json:
-        """Wait for what a rank says of a topic.
+    async def receive(self, rank: int, topic: str) -> Json:
+        """Wait for a message of a rank on a topic.
 
         Raises:
-            RankLost: One of all has failed, ended, or left, and that was not said.
+            RankLost: One of all has failed, ended, or left, and there is no such message.
         """
-        said = self._said_of(self.number, rank, topic)
+        messages = self._messages(self.number, rank, topic)
 
         def look() -> tuple[Json] | None:
-            if said:
-                return (said.popleft(),)
+            if messages:
+                return (messages.popleft(),)
             self._need_no_failure()
             return None
 
         return (await self.until(look))[0]
 
-    async def hear_all(self, topic: str) -> list[Json]:
-        """Wait for what all others say of a topic; None stands for this rank itself."""
-        return [None if rank == self.rank else await self.hear(rank, topic) for rank in range(self.size)]
+    async def receive_all(self, topic: str) -> list[Json]:
+        """Wait for a message of each other rank on a topic; None stands for this rank itself."""
+        return [None if rank == self.rank else await self.receive(rank, topic) for rank in range(self.size)]
 
     async def failure(self) -> RankLost:
         """Wait until one of the others has failed, ended, or left before it was done."""

@@ -119,22 +119,22 @@ class Ranks(Link):
             done = False
             try:
                 facts = [packed.form, self._nccl.end(pool, None)]
-                group.say(None, "arrays", facts)
-                told = await group.hear_all("arrays")
-                told[group.rank] = facts
-                if any(form != packed.form for form, _ in told):
+                group.send(None, "arrays", facts)
+                answers = await group.receive_all("arrays")
+                answers[group.rank] = facts
+                if any(form != packed.form for form, _ in answers):
                     raise InvalidRequest("arrays", list(arrays), "the same elements and shapes in all processes")
                 if pool.device.host_readable:
                     await self._add(pool, packed, until)
                 else:
-                    await self._nccl.add(group, pool.device, arrays, [end for _, end in told])
+                    await self._nccl.add(group, pool.device, arrays, [end for _, end in answers])
                 done = True
             finally:
                 if not done:
-                    group.say(None, FAILED, "it could not add")
+                    group.send(None, FAILED, "it could not add")
                     self._nccl.abort()
-            group.say(None, DONE, None)
-            await group.hear_all(DONE)
+            group.send(None, DONE, None)
+            await group.receive_all(DONE)
 
     async def _add(self, pool: AsyncMemoryPool, packed: Packed, until: AsyncExitStack) -> None:
         memory = until.enter_context(await pool.shared.allocate_async(packed.nbytes))
@@ -144,13 +144,13 @@ class Ranks(Link):
             array.copy_to(memory.view(array._element.name, array.shape, offset), stream=stream)
         exported = share.export(memory, readers=None)
         until.callback(exported.close)
-        self._group.say(None, "memory", exported.descriptor.hex())
+        self._group.send(None, "memory", exported.descriptor.hex())
         parts: list[Buffer] = []
-        for told in await self._group.hear_all("memory"):
-            if told is None:
+        for descriptor in await self._group.receive_all("memory"):
+            if descriptor is None:
                 parts.append(memory)
             else:
-                shared = await until.enter_async_context(share.attach_async(bytes.fromhex(told), stream=stream))
+                shared = await until.enter_async_context(share.attach_async(bytes.fromhex(descriptor), stream=stream))
                 parts.append(shared.buffer)
         for array, offset in zip(packed.arrays, packed.offsets, strict=True):
             values = [one.view(array._element.name, array.shape, offset).numpy() for one in parts]

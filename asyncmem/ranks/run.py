@@ -52,14 +52,14 @@ class RankRun(LinkRun):
         devices = [self._nccl.end(pool, group.rank + way) for way, pool in zip((-1, 1), ends, strict=True)]
         facts = [plan.own.start, plan.own.stop, *devices]
         try:
-            group.say(None, "plan", [same, facts])
-            told = await group.hear_all("plan")
-            told[group.rank] = [same, facts]
-            self._agree([one for one, _ in told], [its for _, its in told])
+            group.send(None, "plan", [same, facts])
+            answers = await group.receive_all("plan")
+            answers[group.rank] = [same, facts]
+            self._agree([one for one, _ in answers], [facts for _, facts in answers])
             for other in (group.rank - 1, group.rank + 1):
                 if 0 <= other < group.size:
                     before = other < group.rank
-                    facing = [told[other][1][3 if before else 2], devices[0 if before else 1]]
+                    facing = [answers[other][1][3 if before else 2], devices[0 if before else 1]]
                     self._carriers[other] = await self._nccl.carrier(group, other, ends[0 if before else 1], facing)
         except RankLost as lost:
             raise self._step_error(lost) from None
@@ -75,33 +75,33 @@ class RankRun(LinkRun):
             raise InvalidRequest("pools", got, f"each of {len(self._plan.stages)} stages once, in the order of ranks")
 
     async def send(self, sending: Sending) -> None:
-        """Queue an item's way, and tell the neighbour."""
+        """Queue the transfer of an item, and announce it to the neighbour."""
         packed = pack(sending.item)
         if len(str(packed.form)) > _MOST_FORM:
             raise InvalidRequest("item", f"{len(str(packed.form))} bytes besides its memory", f"at most {_MOST_FORM}")
         to, topic = self._group.rank + (1 if sending.step.forward else -1), _topic(sending.step)
-        told, ready = (await self._carriers[to].send(packed, sending)) if packed.nbytes else (None, sending.ended)
-        self._say(to, topic, [packed.form, told])
-        ready.notify(partial(self._say, to, f"{topic} is there", None))
+        descriptor, ready = (await self._carriers[to].send(packed, sending)) if packed.nbytes else (None, sending.ended)
+        self._send(to, topic, [packed.form, descriptor])
+        ready.notify(partial(self._send, to, f"{topic} is there", None))
 
-    def _say(self, to: int, topic: str, what: Json) -> None:
+    def _send(self, to: int, topic: str, content: Json) -> None:
         if not self._ended:
-            self._group.say(to, topic, what, self._number)
+            self._group.send(to, topic, content, self._number)
 
     async def receive(self, step: Step, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
         """Wait for an item, and have its memory come."""
         other, topic = self._group.rank + (-1 if step.forward else 1), _topic(step)
         buffers: list[Buffer] = []
         try:
-            (tree, rows), told = await self._group.hear(other, topic)
+            (tree, rows), descriptor = await self._group.receive(other, topic)
             leaves = leaves_of(rows)
             of_memory = [leaf for leaf in leaves if leaf.inline is None]
             for leaf in of_memory:
                 buffers.append(await allocate(leaf.nbytes))  # noqa: PERF401  # what there is must be freed if one fails
             arrays = [one.view(leaf.dtype, leaf.shape) for one, leaf in zip(buffers, of_memory, strict=True)]
-            there = partial(self._group.hear, other, f"{topic} is there")
+            there = partial(self._group.receive, other, f"{topic} is there")
             if any(array.nbytes for array in arrays):
-                async with self._carriers[other].fetch(told, stream, forward=step.forward) as take:
+                async with self._carriers[other].fetch(descriptor, stream, forward=step.forward) as take:
                     await there()
                     for array, offset in zip(arrays, places_of(arrays), strict=False):  # it has one more
                         take(array, offset)
@@ -135,16 +135,16 @@ class RankRun(LinkRun):
         return error
 
     async def finish(self, tallies: Sequence[StageTally]) -> list[StageTally]:
-        """Tell the others that this one is done, with its figures, and wait until they are."""
+        """Send the figures of this process to the others, and wait for theirs."""
         own = [asdict(one) for one in tallies]
-        self._group.say(None, DONE, own)
+        self._group.send(None, DONE, own)
         try:
-            told = await self._group.hear_all(DONE)
+            answers = await self._group.receive_all(DONE)
         except RankLost as lost:
             raise self._step_error(lost) from None
         self._ended = True
-        told[self._group.rank] = own
-        return [StageTally(**one) for its in told for one in its]
+        answers[self._group.rank] = own
+        return [StageTally(**one) for tallies in answers for one in tallies]
 
     def abort(self, error: StepError | None) -> None:
         """Tell the others, end NCCL's communicators, and close what has not been opened. After the end nothing."""
@@ -154,7 +154,7 @@ class RankRun(LinkRun):
             details = [self._plan.stages[self._plan.own.start], 0, True, reason]
             if error is not None:
                 details = [error.stage, error.micro_batch, error.forward, error.reason[:1000]]
-            self._group.say(None, FAILED, details)
+            self._group.send(None, FAILED, details)
             self._nccl.abort()
         for carrier in self._carriers.values():
             carrier.drop()

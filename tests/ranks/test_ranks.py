@@ -183,16 +183,16 @@ def test_one_may_give_up_often_before_another_begins() -> None:
         first, second = groups
         for _ in range(5):
             first.begin()
-            first.say(None, FAILED, "it gave up")
+            first.send(None, FAILED, "it gave up")
         for _ in range(5):
             second.begin()
             with pytest.raises(RankLost, match="rank 0 has failed"):
-                await second.hear(0, "plan")
+                await second.receive(0, "plan")
         for group in groups:
             group.begin()
-            group.say(None, "plan", group.rank)
-        assert await first.hear_all("plan") == [None, 1]
-        assert await second.hear_all("plan") == [0, None]
+            group.send(None, "plan", group.rank)
+        assert await first.receive_all("plan") == [None, 1]
+        assert await second.receive_all("plan") == [0, None]
         for group in groups:
             group.leave()
 
