@@ -45,7 +45,7 @@ class Layer:
     async def backward(
         self, gradient: asyncmem.Array | None, saved: tuple[asyncmem.Array], context: StepContext
     ) -> asyncmem.Array:
-        """Queue the way back; the last stage's gradient is that of the sum of its outputs."""
+        """Queue the backward pass; the last stage's gradient is that of the sum of its outputs."""
         answer = await context.empty((ROWS, WIDTH), use="output")
         given = np.ones((ROWS, WIDTH), np.float32) if gradient is None else np.asarray(gradient)
         context.run(backward, self, np.asarray(saved[0]), given, np.asarray(answer))

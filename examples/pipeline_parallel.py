@@ -68,7 +68,7 @@ class ModelPart:
         self.last = last
 
     async def forward(self, item: asyncmem.Array | int, context: StepContext) -> asyncmem.Array:
-        """Go through the blocks, and save what they need for the way back."""
+        """Go through the blocks, and save what they need for the backward pass."""
         if isinstance(item, int):
             x = await context.empty((ROWS, WIDTH), use="saved")
             context.run(load, item, np.asarray(x))

@@ -1,8 +1,8 @@
 """A pipeline that keeps three times as much as its device may have, and comes to the same results.
 
-Each block of a signal is transformed and kept for later, as activations are kept for a way back: 24 MiB in a pool of 8.
+Each block of a signal is transformed and kept for later, as activations are for a backward pass: 24 MiB in a pool of 8.
 Kept blocks are spillable, so blocks that are not in use move to page-locked memory of the host while new ones are made,
-and come back one after the other on the way back. With room for everything nothing moves, and it is faster.
+and come back one after the other, last first. With room for everything nothing moves, and it is faster.
 
 It runs on the host; ``main("cuda:0")`` does the same on a GPU.
 """

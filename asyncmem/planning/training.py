@@ -1,7 +1,7 @@
-"""What a model takes while it trains: parameters, what belongs to each, and what the way back needs of the way there.
+"""What a model takes while it trains: parameters, gradients, the optimizer's states, and saved activations.
 
-Not all of it is alive at once: gradients come as activations go. So the peak is that of two moments, when the way back
-begins and when it ends.
+Not all of it is alive at once: gradients come as activations go. So the peak is that of two moments, when the backward
+pass begins and when it ends.
 """
 
 from dataclasses import dataclass
@@ -53,13 +53,13 @@ class TrainingMemoryEstimate(MemoryEstimate):
     optimizer: str = "adamw"
     """Its name, one of `OPTIMIZERS`."""
     checkpointing: bool = False
-    """Whether each layer keeps only its input, and is computed once more on the way back."""
+    """Whether each layer keeps only its input, and is computed once more in the backward pass."""
     master_weights: bool = False
     """Whether there is a copy of the weights in float32 that the optimizer updates."""
     fused: bool = False
     """Whether the optimizer's step is one kernel, which needs no memory of its own."""
     accumulate: bool = False
-    """Whether gradients of the batch before are still there when a way back begins."""
+    """Whether gradients of the batch before are still there when a backward pass begins."""
 
     def __post_init__(self) -> None:
         """Check the figures."""
@@ -79,8 +79,8 @@ class TrainingMemoryEstimate(MemoryEstimate):
 
     @property
     def activations(self) -> int:
-        """Bytes of what the way there leaves behind, and of the first step back; the most there are of them."""
-        return total_of(self._at_the_turn())
+        """Bytes of what the forward pass saves, and of the first backward step; the most there are of them."""
+        return total_of(self._saved())
 
     def parts(self) -> dict[str, int]:
         """Return the most that there is of each part, in bytes; gradients and activations not at the same time."""
@@ -94,9 +94,9 @@ class TrainingMemoryEstimate(MemoryEstimate):
     def at_peak(self) -> Buffers:
         """Return what is alive in the moment that needs most: pairs of a size and how many there are."""
         gradients = self.weight_buffers()
-        turn = (*self._at_the_turn(), *(gradients if self.accumulate else ()))
-        end = (*gradients, *larger(self._step(), (*self._layer(), *self._way_back())))
-        return (*self.weight_buffers(), *self._states(), *larger(turn, end))
+        begin = (*self._saved(), *(gradients if self.accumulate else ()))
+        end = (*gradients, *larger(self._step(), (*self._layer(), *self._backward())))
+        return (*self.weight_buffers(), *self._states(), *larger(begin, end))
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -114,14 +114,14 @@ class TrainingMemoryEstimate(MemoryEstimate):
     def _step(self) -> Buffers:
         return times(0 if self.fused else self._optimizer.temporaries, self.each_parameter(self._updated))
 
-    def _at_the_turn(self) -> Buffers:
+    def _saved(self) -> Buffers:
         model, wide = self.model, self._wide
         kept = ((wide(model.hidden), model.layers),) if self.checkpointing else times(model.layers, self._layer())
-        again = (*self._layer(), *self._way_back()) if self.checkpointing else self._way_back()
+        again = (*self._layer(), *self._backward()) if self.checkpointing else self._backward()
         return (*kept, (wide(model.hidden), 2), *larger(self._loss(), again))
 
     def _layer(self) -> Buffers:
-        """Return what one layer keeps for its way back."""
+        """Return what one layer saves for its backward pass."""
         model, wide = self.model, self._wide
         # The first two norms keep what came in and what they return; more of them, what came in.
         norms = 2 * min(model.norms, 2) + max(model.norms - 2, 0)
@@ -145,7 +145,7 @@ class TrainingMemoryEstimate(MemoryEstimate):
             (wide(model.shared_intermediate), steps),
         )
 
-    def _way_back(self) -> Buffers:
+    def _backward(self) -> Buffers:
         """Return the gradients inside the widest step of a layer."""
         model, steps = self.model, 3 if self.model.gated else 2
         inner = model.intermediate * model.experts_per_token + model.shared_intermediate
@@ -197,10 +197,10 @@ def estimate_training_memory(
         bytes_per_value: Bytes of each weight and gradient, or a type's name: "bf16".
         batch: Sequences at once.
         optimizer: One of `OPTIMIZERS`.
-        checkpointing: Whether each layer keeps only its input, and is computed once more on the way back.
+        checkpointing: Whether each layer keeps only its input, and is computed once more in the backward pass.
         master_weights: Whether there is a copy of the weights in float32 that the optimizer updates.
         fused: Whether the optimizer's step is one kernel.
-        accumulate: Whether gradients of the batch before are still there when a way back begins.
+        accumulate: Whether gradients of the batch before are still there when a backward pass begins.
         tie_embeddings: Whether the output uses the embedding's weights; None: it does not, as in a Llama.
         experts: Experts in each layer.
         experts_per_token: Experts that each token goes to; None: two, where there are several.

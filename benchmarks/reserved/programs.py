@@ -166,7 +166,7 @@ def serving(seed: int) -> Trace:
 
 
 def recompute(seed: int) -> Trace:
-    """Train a transformer that keeps each layer's input alone and computes the rest again on the way back."""
+    """Train a transformer that keeps each layer's input alone and computes the rest again in the backward pass."""
     tape = Tape(seed)
     draw = tape.draw
     hidden, layers = draw.choice([(1024, 24), (1536, 16), (2048, 12)])
@@ -212,7 +212,7 @@ def recompute(seed: int) -> Trace:
 
 
 def lstm(seed: int) -> Trace:
-    """Train an LSTM on sentences of many lengths: gates and states of each moment wait for the way back."""
+    """Train an LSTM on sentences of many lengths: gates and states of each moment wait for the backward pass."""
     tape = Tape(seed)
     draw = tape.draw
     hidden = draw.choice([1024, 1536, 2048])

@@ -105,7 +105,7 @@ def test_states_of_eight_bits_are_bytes_with_their_scales() -> None:
         assert states == pytest.approx(2 * LLAMA_3.parameters * (1 + 4 / 256), rel=1e-6)
 
 
-def test_activations_of_training_are_what_the_way_back_needs() -> None:
+def test_activations_of_training_are_what_the_backward_pass_needs() -> None:
     """Of every layer, or of one and the inputs of all where they are computed again; and the loss in float32."""
     tokens, loss = 2048, 2048 * 128256 * (2 + 3 * 4)
     layer = 4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336
