@@ -155,7 +155,7 @@ class TestFaults:
         def begin() -> None:
             pair.remap([], here)
             for number, (address, nbytes) in enumerate(here):
-                pair.fill(address, nbytes, number, stream)
+                pair.fill(address + nbytes - 1, 1, number, stream)
             stream.synchronize_blocking()
 
         begin()
