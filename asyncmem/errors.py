@@ -31,7 +31,7 @@ class InvalidRequest(AsyncmemError, ValueError):
     __module__ = "asyncmem"
 
     def __init__(self, what: str, got: object, expected: str, *, hint: str = "") -> None:
-        """Say that `what` (an argument's name) was `got` although `expected`, and with `hint` what to write instead."""
+        """Take an argument's name, the value that it `got`, what is `expected`, and a `hint` at the right way."""
         self.what = what
         self.got = _show(got)
         self.expected = expected

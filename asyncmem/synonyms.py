@@ -37,11 +37,11 @@ class Elsewhere:
     """
 
     def __init__(self, name: str, ours: str) -> None:
-        """Know what is used instead."""
+        """Take the name, and what to use instead."""
         self._name, self._ours = name, ours
         self.__doc__ = f"Not here: use {ours}."
 
     def __get__(self, thing: object, kind: type) -> object:
-        """Raise."""
+        """Raise the error."""
         text = f"{kind.__name__!r} object has no attribute {self._name!r}: use {self._ours}"
         raise AttributeError(text, name=self._name, obj=kind if thing is None else thing)

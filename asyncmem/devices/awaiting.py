@@ -74,7 +74,7 @@ class AsyncioSleeper:
         return self._future.__await__()
 
     def wake(self) -> bool:
-        """Let the task go on, from any thread and more than once; False where its loop is closed."""
+        """Wake the task, from any thread and more than once; return False if its loop is closed."""
         loop = self._future.get_loop()
         try:
             if runs_here(loop):
@@ -109,7 +109,7 @@ class TrioSleeper:
         return self._trio.lowlevel.wait_task_rescheduled(self._abort).__await__()
 
     def wake(self) -> bool:
-        """Let the task go on, from any thread and more than once; False where its run is over."""
+        """Wake the task, from any thread and more than once; return False if its run is over."""
         try:
             # Never at once: a finalizer may wake a task in the very step that is about to suspend it.
             self._token.run_sync_soon(self._resume)

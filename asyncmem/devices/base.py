@@ -111,7 +111,7 @@ class Fence(ABC):
 
     @abstractmethod
     def notify(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once, now or later on any thread; it must not block, raise or call the device."""
+        """Call `callback` one time when it is reached, on any thread; it must not block, raise or call the device."""
 
     @abstractmethod
     def forget(self, callback: Callable[[], None]) -> None:

@@ -136,7 +136,7 @@ class PolledFence(ThreadedFence):
     """A fence with a query, `done`. A thread of the device queries it while something waits."""
 
     def __init__(self, poller: FencePoller) -> None:
-        """Leave callbacks to this thread."""
+        """Run the callbacks on this thread from now on."""
         self._thread = poller
 
     def block(self, timeout: float | None = None) -> bool:

@@ -148,27 +148,27 @@ class Companion(Device):
         return self.owner.record_all()
 
     def begin_captures(self) -> None:
-        """Let the owner hear of it."""
+        """Pass it on to the owner."""
         self.owner.begin_captures()
 
     def end_captures(self) -> None:
-        """Let the owner hear of it."""
+        """Pass it on to the owner."""
         self.owner.end_captures()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
-        """Have the owner set bytes."""
+        """Set bytes, by the owner."""
         self.owner.fill(address, nbytes, value, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        """Have the owner copy, also from or to its own memory."""
+        """Copy by the owner, also from or to its own memory."""
         self.owner.copy(target, source, nbytes, stream)
 
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
-        """Have the owner copy from host memory, as its own `copy_in` does."""
+        """Copy from host memory by the owner's `copy_in`."""
         self.owner.copy_in(address, source, stream)
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
-        """Have the owner copy to host memory, as its own `copy_out` does."""
+        """Copy to host memory by the owner's `copy_out`."""
         self.owner.copy_out(target, address, stream)
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
@@ -176,7 +176,7 @@ class Companion(Device):
         return self.owner.copy_holds_up(host, into=into)
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Have the owner copy from its memory, or a peer's, to here."""
+        """Copy from the owner's memory, or a peer's, to here."""
         self.owner.peer_copy(target, source, nbytes, source_device, stream)
 
     def close(self) -> None:

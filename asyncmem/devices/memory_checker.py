@@ -159,7 +159,7 @@ class Sanitizer:
         self._busy = threading.Lock()
 
     def open_segment(self, address: int, nbytes: int) -> None:
-        """Tell of a new segment, of which nothing may be touched yet."""
+        """Report a new segment, of which nothing may be touched yet."""
         extent = _Range(nbytes, address)
         heap = _Heap(
             version=_MEMORY_VERSION, struct_size=ctypes.sizeof(_Heap), usage=_SUB_ALLOCATOR, type=_VIRTUAL_ADDRESS,
@@ -169,14 +169,14 @@ class Sanitizer:
             self._heaps[address] = nbytes, self._register(self._plain.domain, ctypes.addressof(heap))
 
     def close_segment(self, address: int) -> None:
-        """Tell that a segment is one no more; before it goes back to the driver."""
+        """Report the end of a segment, before it goes back to the driver."""
         with self._busy:
             known = self._heaps.pop(address, None)
             if known is not None:
                 self._unregister(self._plain.domain, known[1])
 
     def open_block(self, address: int, nbytes: int) -> None:
-        """Tell that a block may be used from now on, to its last byte and no further."""
+        """Report that a block may be used from now on, to its last byte and no further."""
         extent = _Range(nbytes, address)
         regions = _Regions(
             version=_MEMORY_VERSION, struct_size=ctypes.sizeof(_Regions), type=_VIRTUAL_ADDRESS,
@@ -187,7 +187,7 @@ class Sanitizer:
             self._add(self._plain.domain, ctypes.addressof(regions))
 
     def close_block(self, address: int) -> None:
-        """Tell that a block may not be used any more."""
+        """Report that a block may not be used any more."""
         pointer = c_void_p(address)
         references = _References(
             version=_MEMORY_VERSION, struct_size=ctypes.sizeof(_References), type=_BY_POINTER,

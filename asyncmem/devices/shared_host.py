@@ -175,7 +175,7 @@ class SharedPages(Pages):
         self._ranges.give_back(address, nbytes)
 
     def let_go(self) -> None:
-        """Let go of the file, unless some of it is taken."""
+        """Close the file, unless some of it is taken."""
         if not self._ranges.taken:
             self.mapping = None
 

@@ -159,7 +159,7 @@ class _Found:
         return self._ended is not None or not self._gaps
 
     def _forget_what_is_missing(self, *tables: NDArray[np.void]) -> None:
-        """Let rows name nothing where their names are missing."""
+        """Clear the names of rows whose names are missing."""
         names = self._names
         for rows in tables:
             for column, known in (("site", names.sites), ("task", names.tasks), ("tag", names.tags)):

@@ -133,7 +133,7 @@ def _task_here() -> object:
 
 
 def _when_the_loop_turns(call: Callable[[], object]) -> Callable[[], object]:
-    """Have the loop that runs here, if one does, make a call in its next round; return what keeps it from that."""
+    """Schedule a call in the next iteration of the loop that runs here, if one does; return what cancels it."""
     loop = asyncio._get_running_loop()
     if loop is not None:
         return loop.call_soon(call, context=Context()).cancel

@@ -151,7 +151,7 @@ _workspaces = threading.local()
 
 
 def _make_workspaces(device: int) -> None:
-    """Have torch make what products keep for this thread and stream: outside of the block, because it stays."""
+    """Make torch's workspaces of matrix products for this thread and stream, outside the block, because they stay."""
     made: set[tuple[int, int]] = _workspaces.__dict__.setdefault("made", set())
     stream = (device, torch.cuda.current_stream().cuda_stream)
     if stream in made or torch.cuda.is_current_stream_capturing():
@@ -178,7 +178,7 @@ class _EachTensor:
         self._backwards_elsewhere = True
 
     def enter(self) -> None:
-        """Have this thread allocate from the share."""
+        """Route this thread's allocations to the share."""
         self._backwards_elsewhere = _C._is_multithreading_enabled()
         _C._set_multithreading_enabled(False)
         self._route.enter()
@@ -206,7 +206,7 @@ class _EachSegment(_EachTensor):
         _use_once_more(*self._where)
 
     def enter(self) -> None:
-        """Have this thread allocate from the pool."""
+        """Route this thread's allocations to the pool."""
         _C._cuda_beginAllocateCurrentThreadToPool(*self._where)
         super().enter()
 
@@ -327,7 +327,7 @@ def _prepared() -> _Torch:
 
 
 def _set_up() -> None:
-    """Have torch allocate without its lock, and say why an allocation failed."""
+    """Make torch allocate without its lock, and explain a failed allocation."""
     _need_cuda()
     torch.cuda.init()
     backend = torch.cuda.get_allocator_backend()

@@ -190,7 +190,7 @@ class ReadAhead(ABC):
         return True
 
     def stop(self, number: int = 0) -> None:
-        """Read no more, and let go of what was read from a number on. The threads end soon. From any thread."""
+        """Stop reading, and free what was read from a number on. The threads end soon. From any thread."""
         with self._lock:
             first = not self._stopped
             self._void_from = min(self._void_from, number)
@@ -266,7 +266,7 @@ class ReadAhead(ABC):
         self.workers.end()
 
     def _hand_on(self, buffer: Buffer) -> None:
-        """Have the batch copied that was read, whose memory has come."""
+        """Queue the copy of the batch that was read, whose memory has come."""
         with self._lock:
             batch = self._granted.popleft()
         batch.buffer = buffer

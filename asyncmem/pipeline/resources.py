@@ -42,7 +42,7 @@ class BorrowedStreams:
         self._finalizer = weakref.finalize(self, _give_back, weakref.ref(pool), self._borrowed)
 
     def give_back(self) -> None:
-        """Let others have them; twice is fine."""
+        """Give the streams back for others; twice is fine."""
         self._finalizer()
 
     def stream(self, name: str) -> Stream:

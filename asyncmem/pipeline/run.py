@@ -142,7 +142,7 @@ class Lane:
         self._early: dict[int, InFlight] = {}
 
     def end_turn(self) -> None:
-        """Let the next worker wait for an item."""
+        """Wake the next worker, to wait for an item."""
         if self.turn is not None:
             self.turn.put(None)
 

@@ -144,7 +144,7 @@ class HostCopier:
 
 
 def parts_of(pieces: Iterable[Piece], nbytes: int = AT_ONCE) -> Iterator[list[Piece]]:
-    """Go through pieces in parts of about so many bytes: long pieces are cut, and short ones come together."""
+    """Yield pieces in parts of about so many bytes: long pieces are cut, and short ones come together."""
     part: list[Piece] = []
     length = 0
     for offset, source in pieces:
@@ -192,7 +192,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Task) -> None:
-        """Have a thread do a job, which raises nothing, once all that came before have begun."""
+        """Queue a job, which must not raise; a thread runs it once all that came before have begun."""
         with self._lock:
             self._left += 1
             new = [threading.Thread(target=self._work, name=name, daemon=True) for name in self._names]
@@ -204,7 +204,7 @@ class Workers:
             thread.start()
 
     def end(self) -> None:
-        """Say, once, that no job follows. The threads help until all jobs are done."""
+        """Take no more jobs; call it once. The threads go on until all jobs are done."""
         with self._lock:
             self._left -= 1
             none_left = not self._left

@@ -40,7 +40,7 @@ PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def buffers_in(item: object) -> Iterator[Buffer]:
-    """Go through the buffers of an item; whatever has none in sight is a plain value."""
+    """Yield the buffers of an item; an object without any is a plain value."""
     if type(item) in PLAIN_TYPES:
         return
     if isinstance(item, Buffer):

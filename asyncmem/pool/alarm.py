@@ -98,5 +98,5 @@ def _is_the_programs(code: CodeType) -> bool:
 
 
 def report(error: Exception) -> None:
-    """Have an error reported as unraisable, which it is here."""
+    """Report an error as unraisable."""
     _Unraisable(error)

@@ -58,7 +58,7 @@ class Copy:
         return isinstance(self._end, Fence)
 
     def done(self) -> bool:
-        """Say whether all of it is there.
+        """Return whether all of it is there.
 
         Raises:
             DeviceError: The device is lost.

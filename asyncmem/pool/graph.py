@@ -185,7 +185,7 @@ class Captures:
 
     @uninterruptible
     def opened(self, graph: GraphMemory) -> None:
-        """Look at every request from now on, until `ended`."""
+        """Check each request for a captured stream from now on, until `ended`."""
         opened = self._pool
         with self._changing:
             if graph._over:  # an interrupt has ended the wait for this
@@ -218,7 +218,7 @@ class Captures:
 
     @uninterruptible
     def ended(self, graph: GraphMemory) -> None:
-        """Look no more, where this was the last; twice is fine."""
+        """End the checks if this was the last graph; twice is fine."""
         opened = self._pool
         with self._changing:
             graph._open, graph._over = False, True
@@ -233,7 +233,7 @@ class Captures:
         opened.core.carry_out()
 
     def admit(self, home: int) -> Captured:
-        """Let a request on a captured stream take memory for a graph.
+        """Return the graph that a request on a captured stream takes memory for, with its stream.
 
         Raises:
             InvalidRequest: It is outside of a block of `pool.graph()`, or in one for another stream.
@@ -274,7 +274,7 @@ def need_uncaptured(stream: Stream | None, *, named: bool = False, hint: str) ->
 
 
 def is_captured(stream: Stream | None, *, named: bool = False) -> bool:
-    """Say whether work submitted to a stream is captured now.
+    """Return whether work submitted to a stream is captured now.
 
     The legacy default stream cannot be asked while a stream is captured that is ordered with it; it never is itself. A
     stream without a reference can be asked only where the caller has just `named` it.

@@ -384,7 +384,7 @@ class StallWatch:
         self._since: float | None = None
 
     def look(self) -> None:
-        """Look, a few times a second."""
+        """Check for requests that have waited too long; called a few times a second."""
         opened = self._pool
         gauges = opened.core.scheduler.gauges()
         now = time.monotonic()

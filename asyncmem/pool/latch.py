@@ -37,7 +37,7 @@ class ThreadSleeper:
         self._gate: Gate = SimpleQueue()
 
     def wake(self) -> None:
-        """Let the thread go on. From any thread."""
+        """Wake the thread, from any thread."""
         self._gate.put(None)
 
     def sleep(self, timeout: float | None) -> None:
@@ -80,13 +80,13 @@ class Latch(Generic[T]):
                 sleeper.wake()
 
     def result(self) -> T | None:
-        """Return what the call answered, or raise what it raised; None when it has not happened in time."""
+        """Return the result of the call, or raise its error; None before it is done."""
         if self._error is not None:
             raise self._error
         return self._result
 
     def forget(self) -> None:
-        """Keep its error no more, whose traceback would keep this."""
+        """Drop the error, whose traceback would keep this alive."""
         self._error = None
 
     async def wait(self, timeout: float | None = None) -> T | None:

@@ -155,7 +155,7 @@ class OpenPool(Opened):
     # worker.
 
     def _serve(self, request: Request[Any]) -> None:
-        """See a synchronous request through: return once it has ended, at its deadline at the latest."""
+        """Wait for a synchronous request to end, at its deadline at the latest."""
         gate, jobs = request._gate, request._jobs
         assert gate is not None
         waits = False  # for others, and is named among those who do
@@ -324,7 +324,7 @@ class OpenPool(Opened):
     # -- options -----------------------------------------------------------------------------------------------------
 
     def reconfigure(self, options: PoolOptions) -> None:
-        """Go on with other options."""
+        """Change the options."""
         self.core.post(partial(self._reconfigure, options))
 
     def _apply(self, options: PoolOptions) -> None:

@@ -100,12 +100,12 @@ def _check_segments(device: Device, kind: str) -> None:
         raise InvalidRequest("segments", kind, f"one of {', '.join(map(repr, known))} on this device")
     if kind == "paged" and device.checker is not None:
         raise InvalidRequest(
-            "segments", kind, "another kind while a memory checker is at work, which hears of whole segments"
+            "segments", kind, "another kind while a memory checker is at work, which knows whole segments only"
         )
 
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:
-    """Say whether the making of a devices may ask a driver, or make a file."""
+    """Return whether making the devices may call a driver, or make a file."""
     if options.need or options.journal is not None:
         return True  # of a need, how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
@@ -114,7 +114,7 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
 
 
 def prepare(opened: Opened, ready: Latch[object]) -> None:
-    """Get what the options ask for ahead: the worker's first job. The latch opens once it is there."""
+    """Get the memory of `pregrow`, `need` and `warmup`: the worker's first job. It sets the latch."""
     import_module("numpy")  # here, so that no task waits for it: until now there is no buffer to be viewed
     grown = Latch(opened.executor.grow_ahead)
     warming: Ready[Batch] | Request[Batch] | None = None

@@ -96,7 +96,7 @@ class AnyShare(Allocator):
             share._inside.pop(self, None)
 
     def _lineage(self) -> Iterator[AnyShare]:
-        """Go through this share and those that it is a part of, innermost first."""
+        """Yield this share and those that it is a part of, innermost first."""
         share: AnyShare | None = self
         while share is not None:
             yield share
@@ -208,7 +208,7 @@ class Opened:
     # -- what is noted on buffers ------------------------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Have every request go the way that looks at it, while there is something to see."""
+        """Set whether the core takes notes on buffers, and whether each request goes past its fast path."""
         options = self.options
         noting = options.track or self.device.checker is not None or bool(self.owner_blocks)
         self.core.call_site = caller_site if options.track else None
@@ -218,13 +218,13 @@ class Opened:
     # -- work for the threads ----------------------------------------------------------------------------------------
 
     def run(self, call: Callable[[], object]) -> Latch[object]:
-        """Have the worker make a call, and return what to wait on."""
+        """Submit a call to the worker, and return the latch of its outcome."""
         latch = Latch(call)
         self.run_last(latch)
         return latch
 
     def run_last(self, job: Callable[[], object]) -> None:
-        """Have a job run: by the worker, or by a thread of its own where that ends or has died."""
+        """Run a job on the worker, or on a thread of its own once the worker ends or has died."""
         with self._last:  # until all is released the worker goes on, and it does what it has been given before it ends
             if self.worker.alive and not self.released:
                 self.worker.submit(job)

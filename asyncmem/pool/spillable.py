@@ -101,7 +101,7 @@ class Spillable(Handle):
         return await self.use().__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
-        """Let it move again, after the last block."""
+        """End a use; after the last one it may move again."""
         self._leave()
 
     def __enter__(self) -> Buffer:
@@ -109,7 +109,7 @@ class Spillable(Handle):
         return self.use().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        """Let it move again, after the last block."""
+        """End a use; after the last one it may move again."""
         self._leave()
 
     def _leave(self) -> None:
@@ -190,11 +190,11 @@ class Use(Using, Handle):
         return buffer
 
     async def __aexit__(self, *_: object) -> None:
-        """Let it move again, after the last block."""
+        """End a use; after the last one it may move again."""
         self.end()
 
     def __exit__(self, *_: object) -> None:
-        """Let it move again, after the last block."""
+        """End a use; after the last one it may move again."""
         self.end()
 
     def end(self) -> None:

@@ -120,7 +120,7 @@ class Spilling:
 
     @uninterruptible
     def drop(self, one: Movable) -> bool:
-        """Let go of a handle that was dropped; False where another thread is at work here, for finalizers."""
+        """Free both sides of a handle that was dropped; return False if the lock is held, for finalizers."""
         if not self.opened.lock.acquire(blocking=False):
             return False
         after: After = []
@@ -318,7 +318,7 @@ class Spilling:
 
     @uninterruptible
     def unbind_all(self) -> None:
-        """Let all stay that were to move, because no worker may be left to move them."""
+        """Unbind all that were to move, because no worker may be left to move them."""
         with self._locked() as after:
             for one in self._idle:
                 self._unbind(one, after)
@@ -404,7 +404,7 @@ class Spilling:
     # -- who may be next ---------------------------------------------------------------------------------------------
 
     def move_to_parent(self, share: AnyShare) -> None:
-        """Have the memory of a lease that has ended make room where its range was from."""
+        """Count the memory of a lease that has ended in the share that its range was from."""
         if self._idle:  # what comes from now on finds that the lease has ended
             self._move_to_parent(share)
 
@@ -451,7 +451,7 @@ class Spilling:
             self._count(one)
 
     def _count(self, one: Movable) -> None:
-        """Have it counted where it would make room: in its own share and those around it, up to the end of a range."""
+        """Count it where it would make room: in its own share and those around it, up to the end of a range."""
         if one not in self._idle or one in self._refused or one.moving is not None or one.gone:
             return
         if not self.opened.options.spill_limit or not one.size:

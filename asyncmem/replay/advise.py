@@ -100,7 +100,7 @@ class _Trial:
     found: list[Suggestion] = field(default_factory=list)
 
     def note(self, arguments: Mapping[str, object], after: Replay, against: str) -> bool:
-        """Keep what was tried, and go on from it where nothing is against it."""
+        """Keep a trial, and continue from it unless something speaks against it."""
         self.found.append(Suggestion(arguments=arguments, before=self.now, after=after, against=against))
         if not against:
             self.now = after
@@ -139,7 +139,7 @@ def _try_policies(trial: _Trial) -> None:
 
 
 def _policies(trial: _Trial) -> Iterator[tuple[Mapping[str, object], Policy]]:
-    """Go through policies to try, each based on the best so far."""
+    """Yield policies to try, each based on the best so far."""
     for kind in [one for one in POOLED if one != trial.policy.segments]:
         yield {"segments": kind}, replace(trial.policy, segments=kind, text="")
     if trial.policy.segments == "paged" and trial.model.lag and trial.policy.patience == IMPATIENT:

@@ -250,7 +250,7 @@ class Journal:
         return f"<asyncmem.replay.Journal {quoted(str(self.path))} of pool {quoted(self.pool)}>"
 
     def lines(self) -> Iterator[str]:
-        """Go through all calls and their effects in words, a line each; effects stand below their call.
+        """Yield all calls and their effects in words, a line each; effects stand below their call.
 
         Raises:
             BadTrace: A line is damaged; it is named.

@@ -101,7 +101,7 @@ class SimulatedBusy(Busy):
         return self._device.now
 
     def until(self, when: float) -> None:
-        """Let the device's time come to then; it may be later already."""
+        """Move the device's time to then; it may be later already."""
         missing = max(0.0, when - self._device.now)
         if isinstance(self._device.clock, VirtualClock):
             self._device.advance(missing)

@@ -546,6 +546,6 @@ cdef object _array_type
 
 
 def set_array_type(kind):
-    """Have buffers viewed as this kind of array: the core knows none itself."""
+    """Set the class of the arrays that `Buffer.view` makes: the core knows none itself."""
     global _array_type
     _array_type = kind

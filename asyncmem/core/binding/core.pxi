@@ -114,7 +114,7 @@ cdef class Core(Heap):
             (<Route>route).set_open()
 
     def watch(self, Witness witness not None):
-        """Have who asks for memory noted in the log from now on, until as many `unwatch` follow. One witness at a time."""
+        """Log the caller of each request from now on, until as many `unwatch` follow. One witness at a time."""
         if self.witness is not None and self.witness is not witness:
             raise ValueError("there is another witness")
         self.witness = witness
@@ -585,7 +585,7 @@ cdef class Core(Heap):
         return None
 
     def post(self, call):
-        """Have a call made soon, by the next thread inside the pool; for finalizers, which must not wait for any lock."""
+        """Schedule a call for the next thread inside the pool; for finalizers, which must not wait for any lock."""
         self.posted.append(call)
         self.run_posted()
 
@@ -662,7 +662,7 @@ cdef class Core(Heap):
         return None if known is None else known()
 
     def observe_all(self, bint noting, bint shut):
-        """Say whether the pool notes something about every buffer, and whether every request takes the long way."""
+        """Set whether every buffer gets notes, and whether every request goes past the fast path."""
         self.noting = noting
         self.observed = shut or noting
         self.set_fast()

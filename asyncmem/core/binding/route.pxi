@@ -82,7 +82,7 @@ cdef class Route:
         del self.c
 
     def enter(self):
-        """Have this thread's allocations come from here, until `leave`."""
+        """Serve this thread's allocations, until `leave`."""
         self.begin()
         self.c.outer = asyncmem_here()
         (&asyncmem_here())[0] = self.c

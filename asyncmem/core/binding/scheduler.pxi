@@ -94,11 +94,11 @@ cdef class Scheduler:
         del self.c
 
     def configure(self, now, **policy):
-        """Go on with other settings; requests above a lowered limit fail."""
+        """Change the settings; requests above a lowered limit fail."""
         self.c.configure(_policy_in(policy), now)
 
     def open_share(self, account, *, up=0, part_of=0, arena=-1, waits=True, bypass=2.0):
-        """Let requests be made in the name of an account: a budget's, or (`up` -1) the inside of a lease."""
+        """Open a queue for the requests of an account: a budget's, or (`up` -1) the inside of a lease."""
         self.c.open_share(_index(account, "account"), up, _index(part_of, "account"), arena, waits, bypass)
 
     def close_share(self, account, now):
@@ -271,7 +271,7 @@ cdef class Scheduler:
         self.c.note_claim(now)
 
     def set_capturing(self, capturing):
-        """Say whether something was refused because a graph is being captured."""
+        """Set whether something was refused because a graph is being captured."""
         self.c.set_capturing(capturing)
 
     def shift_clock(self, seconds):

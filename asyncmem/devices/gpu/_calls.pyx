@@ -161,7 +161,7 @@ cdef class Library:
         return name.decode(errors="replace")
 
     def forget_error(self):
-        """Have it forget that a call on this thread failed, where it remembers that."""
+        """Clear the driver's last error of this thread, where it keeps one."""
         if self.table != NULL and not is_gone():
             self.table.hipGetLastError()
 
@@ -487,7 +487,7 @@ cdef class Watcher:
             self.watcher.get().stop(False)
 
     def watch(self, Fence fence not None, Sink sink not None, uint64_t token, /):
-        """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
+        """Notify `sink` once, by `token`, when the fence is reached or the device is lost."""
         check(self.owner, "cuEventQuery", DEINITIALIZED if is_gone() else SUCCESS)
         cdef CFence *shared = fence.fence
         cdef CWatcher *watcher = self.watcher.get()
@@ -501,7 +501,7 @@ cdef class Watcher:
             raise
 
     def forget(self, Sink sink not None, uint64_t token, /):
-        """Have it told no more; where it is being told at this moment, the notice comes all the same."""
+        """Cancel the notice; one that is on its way comes all the same."""
         cdef CWatcher *watcher = self.watcher.get()
         cdef const CSink *goal = sink.sink.get()
         if not is_gone():  # a forked child has no thread, and its locks may be held for ever

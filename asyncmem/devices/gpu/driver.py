@@ -158,7 +158,7 @@ class Driver(ABC):
 
     @classmethod
     def check_index(cls, device: str, index: int) -> None:
-        """See that the started driver has a device of that number.
+        """Raise unless the started driver has a device of that number.
 
         Raises:
             BackendUnavailable: It has fewer.

@@ -164,7 +164,7 @@ class SharedCuda(Shareable, Companion):
             return Segment(address, nbytes, kind, chunk)
 
     def free_segment(self, segment: Segment) -> None:
-        """Have the part of the chunk serve another segment."""
+        """Give the part of the chunk back, for another segment."""
         chunk = segment.token
         if not isinstance(chunk, Chunk) or chunk.ranges.taken.pop(segment.address, None) is None:
             raise InvalidRequest("segment", segment, f"a segment of {self.name!r} that is not given back yet")
@@ -191,7 +191,7 @@ class SharedCuda(Shareable, Companion):
         raise InvalidRequest("address", hex(address), f"memory of {self.name!r}")
 
     def close(self) -> None:
-        """Let go of the pool, unless a segment is left: it goes once those who opened memory of it have closed that."""
+        """Release the pool, unless a segment is left: it ends once those who opened memory of it have closed that."""
         with self._lock:
             if not any(one.ranges.taken for one in self._chunks):
                 self._chunks.clear()

@@ -104,7 +104,7 @@ class GpuStreams:
     """
 
     def __init__(self, device: Gpu, context: Context) -> None:
-        """Know none but the default stream."""
+        """Begin with the default stream."""
         self._device = device
         self._context = context
         self._known: weakref.WeakValueDictionary[int | tuple[int, int], GpuStream] = weakref.WeakValueDictionary()

@@ -72,7 +72,7 @@ class MTLCommandBuffer(Protocol):
         """Set the event once all before has run, also what earlier command buffers of the queue hold."""
 
     def encodeWaitForEvent_value_(self, event: MTLSharedEvent, value: int, /) -> None:
-        """Let nothing run that comes later, also in later command buffers of the queue, before the event is there."""
+        """Run nothing that comes later, also in later command buffers of the queue, before the event is signalled."""
 
     def commit(self) -> None:
         """Hand it in."""

@@ -158,10 +158,10 @@ class Driver:
 
 
 class PhysicalDevice(SegmentSpace[Driver]):
-    """A device and the buffers that were got of it, which outlive their callers."""
+    """A device and its buffers, which outlive their callers."""
 
     def __init__(self, gpu: MTLDevice) -> None:
-        """Have none. Get it by `find_physical`."""
+        """Begin without buffers. Made by `find_physical`."""
         super().__init__(int(gpu.maxBufferLength()))
         self.gpu = gpu
         self.unified = bool(gpu.hasUnifiedMemory())
@@ -184,7 +184,7 @@ class PhysicalDevice(SegmentSpace[Driver]):
             return start, [(buffer, start)]
 
     def put_back(self, driver: Driver, segment: Segment) -> None:
-        """Let go of a buffer. Work that still uses it keeps it for so long."""
+        """Release a buffer; work that still uses it keeps it until then."""
         driver.calls += 1
         with driver.pool():
             cast("list[object]", segment.token).clear()

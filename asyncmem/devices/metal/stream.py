@@ -98,7 +98,7 @@ class Commands(WorkQueue["MetalFence"]):
                 self._commit(work, behind=behind)
 
     def hold(self, *behind: MetalFence) -> None:
-        """Let nothing run that is handed in from now on, by whomever, before these fences are reached.
+        """Run nothing that any thread submits from now on before these fences are reached.
 
         Raises:
             DeviceError: Metal fails; nothing is held then.
@@ -251,7 +251,7 @@ class MetalStream(QueueStream[MetalFence]):
             self.work.hold(fence)
 
     def run_on_host(self, work: Callable[[], None]) -> None:
-        """Have a thread of the stream's call `work`, which must not raise, in the order of the queue.
+        """Call `work`, which must not raise, on a thread of the stream's, in the order of the queue.
 
         Raises:
             DeviceError: Metal fails; nothing is called then.

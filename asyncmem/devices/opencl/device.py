@@ -34,7 +34,7 @@ class Commands(WorkQueue["OpenCLFence"]):
     queue: cl.CommandQueue
 
     def __post_init__(self) -> None:
-        """Be known by the address of the driver's object."""
+        """Take the address of the driver's object as the handle."""
         self.key = self.queue.int_ptr
 
     def record(self, *, behind: list[cl.Event] | None = None) -> OpenCLFence:

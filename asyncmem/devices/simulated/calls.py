@@ -130,7 +130,7 @@ class CallLog:
             del error  # which would keep the frame that keeps it
 
     def fail(self, name: str, nth: int, times: int, error: Exception | None) -> None:
-        """Let the `nth` call from now on of that name, and the `times` - 1 after it, raise."""
+        """Make the `nth` call of that name from now on raise, and the `times` - 1 after it."""
         if nth < 1 or times < 1:
             raise InvalidRequest("nth, times", (nth, times), "numbers from 1")
         with self._lock:

@@ -125,7 +125,7 @@ class Simulated(Device):
         return [call for call in list(self.log.recent) if call.name == name]
 
     def fail(self, name: str, nth: int = 1, *, times: int = 1, error: Exception | None = None) -> None:
-        """Let a coming driver call raise, before it has done anything.
+        """Make a later driver call raise, before it has done anything.
 
         Args:
             name: Which kind of call, or "*" for any.
@@ -149,7 +149,7 @@ class Simulated(Device):
         return MemoryInfo(free=max(0, self._free()), total=self.capacity)
 
     def take_elsewhere(self, size: Size) -> None:
-        """Let others take memory of the device, as another process would; what is out stays out.
+        """Take memory of the device as another process would; what is out stays out.
 
         Where they take more than is free, the driver asks this process to give some back: `over_budget` goes up.
         """
@@ -159,7 +159,7 @@ class Simulated(Device):
             self.over_budget += self._free() < 0
 
     def give_back_elsewhere(self, size: Size) -> None:
-        """Let others give back what they took."""
+        """Give back memory that was taken as another process."""
         nbytes = parse_size(size)
         if nbytes > self.elsewhere:
             raise InvalidRequest("size", size, f"at most the {format_size(self.elsewhere)} that others have")
@@ -278,7 +278,7 @@ class Simulated(Device):
             self._stream_for(stream).submit(0.0, [], [(target, nbytes)], effect)
 
     def grant_access(self, peers: Sequence[Device]) -> None:
-        """Let the streams of other devices touch the memory of this one; asked of those beside it alone."""
+        """Let the streams of other simulated devices touch the memory of this one."""
         found = [_same_kind("peers", peer) for peer in peers]
         self.log.enter("grant_access")
         self.peers.extend(found)

@@ -112,20 +112,20 @@ class AddressSpace:
         self._blocks = _Ranges()
 
     def grow(self, extent: Extent, *, before: bool = False) -> None:
-        """Have a segment come, or be there from the beginning; it may be there already."""
+        """Add a segment, now or from the beginning; it may be there already."""
         self._come[extent.pool] += 1
         if not self.fixed and self._segments.at(extent.address) != extent:
             self.add_segment(extent, before=before)
 
     def trim(self, extent: Extent) -> None:
-        """Have a segment go; one with blocks in it has come again."""
+        """Remove a segment, unless it has blocks: then it has come again."""
         there = self._segments.at(extent.address) == extent
         if there and not self.fixed and not self._blocks.over(extent):
             self._segments.remove(extent.address)
             self._note("segment_free", extent, _UNKNOWN)
 
     def take(self, extent: Extent, what: What, *, before: bool = False) -> None:
-        """Have a block taken, or be there from the beginning. What lay there is gone, whether or not that was told."""
+        """Add a block, now or from the beginning. What lay there is gone, whether or not its free was recorded."""
         if not self._segments.over(extent._replace(nbytes=1)):
             # The segment that comes next there, or else the one that was there last.
             known, come = self.known[extent.pool], self._come[extent.pool]
@@ -141,14 +141,14 @@ class AddressSpace:
             self._note("alloc", extent, what)
 
     def free(self, extent: Extent) -> None:
-        """Have a block freed. What is said of it is what was said when it was taken."""
+        """Free a block; the event has the details of its allocation."""
         if self._blocks.at(extent.address):
             freed, what = self._blocks.remove(extent.address)
             self._note("free_requested", freed, what)
             self._note("free_completed", freed, what)
 
     def refuse(self, nbytes: int, free: int, what: What) -> None:
-        """Have a request refused for which there was no memory."""
+        """Note a request that was refused for lack of memory."""
         self.entries.append({"action": "oom", "device_free": free, "size": nbytes, "time_us": self.now, **what})
 
     def add_segment(self, extent: Extent, *, before: bool) -> None:

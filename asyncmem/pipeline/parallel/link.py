@@ -87,4 +87,4 @@ class LinkRun(ABC):
 
     @abstractmethod
     def abort(self, error: StepError | None) -> None:
-        """Tell the others that this process has failed, None if it gave up, and let go of all that is on its way."""
+        """Tell the others that this process has failed, None if it gave up, and drop all that is being sent."""

@@ -148,7 +148,7 @@ class PipelineParallel:
         return self._report
 
     async def _begin(self, schedule: Schedule, until: ExitStack) -> dict[int, StageRun]:
-        """See that there is room in all pools, and wait for all stages' memory, one pool after the other.
+        """Check that there is room in all pools, and wait for all stages' memory, one pool after the other.
 
         All runs have one order, so none holds up another.
         """

@@ -63,7 +63,7 @@ class Schedule:
         return 1 - self.micro_batches * (sum(forward) + sum(backward)) / whole if whole else 0.0
 
     def course(self, forward: Sequence[float], backward: Sequence[float]) -> Iterator[tuple[int, Step, float, float]]:
-        """Go through the stages' steps as they can be taken, with the seconds at which each begins and ends.
+        """Yield the stages' steps as they can be taken, with the seconds at which each begins and ends.
 
         Raises:
             InvalidRequest: The order is one in which stages wait for each other for ever.
@@ -132,7 +132,7 @@ def _schedule(name: str, micro_batches: int, live: Sequence[int]) -> Schedule:
 
 
 def _order(micro_batches: int, live: int) -> Iterator[Step]:
-    """Go through the steps of a stage that keeps so many: forwards until it does, and then in turns."""
+    """Yield the steps of a stage that keeps `live` micro-batches: as many forwards, then both in turns."""
     for number in range(live):
         yield Step(True, number)
     for number in range(micro_batches):
@@ -197,7 +197,7 @@ def measure(schedule: Schedule, tallies: Sequence[StageTally]) -> ParallelReport
 
 
 def tally(stage_run: "StageRun") -> StageTally:
-    """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
+    """Time a stage's steps: each begins once the one before it is over and its input has come."""
     steps = stage_run.queued
     end = copied = steps[0].called
     found = StageTally(
