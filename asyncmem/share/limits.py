@@ -38,7 +38,7 @@ class State(NamedTuple):
 
     Attributes:
         number: That of the last `Grant` it has seen.
-        ceiling: The most that all members together should have, as it sees it.
+        ceiling: The most that all members together should have, as it sees it; 0 from one that leaves.
         limit: What it may have.
         given: What it has from the device, and is about to get.
         need: What it lacks, 0 for nothing.
@@ -84,6 +84,9 @@ class Seat(Connection):
         """Take its state. A limit from before the last grant is not its limit any more."""
         del fds
         said = State(*_STATE.unpack(message))
+        if not said.ceiling:
+            self.end()
+            return
         if said.number != self._sent:
             said = said._replace(limit=self.state.limit)
         if said.need and not self.turn:
@@ -242,7 +245,8 @@ class Member:
     def _tell(self) -> None:
         need, wanted = max(self._wants.values(), default=(0, 0))
         if self._link is not None:
-            said = State(self._seen, self._ceiling, self._limit, self._given(), need, max(wanted, 0))
+            ceiling = 0 if self._pool() is None else self._ceiling
+            said = State(self._seen, ceiling, self._limit, self._given(), need, max(wanted, 0))
             self._link.send(_STATE.pack(*said))
 
     # -- on the broker's thread, but for the first time ----------------------------------------------------------------
@@ -314,6 +318,7 @@ class Member:
 
     def _leave(self) -> None:
         if self._link is not None:
+            self._tell()
             self._broker.post(self._link.end)
 
 

@@ -1,6 +1,7 @@
 """Pools of several processes that agree on a limit each: what is idle in one is given to another that waits."""
 
 import asyncio
+import gc
 import random
 import secrets
 import struct
@@ -215,6 +216,19 @@ def test_closing_a_pool_ends_its_wait(group: str, other: Peer) -> None:
         threading.Timer(0.1, pool.close).start()
         with pytest.raises(asyncmem.PoolClosed):
             pool.allocate(32 * MIB, timeout=30)
+
+
+def test_a_pool_that_is_gone_leaves_its_part(peers: Peers, group: str) -> None:
+    """To the others, also where its process lives."""
+    keeper = join(peers, group)
+    for _ in range(3):
+        pool = shared_limit(group, CEILING)
+        with pool:
+            pool.allocate(60 * MIB).free()
+        del pool
+        gc.collect()
+        keeper.ask("allocate", 60 * MIB)
+        keeper.ask("release")
 
 
 def test_a_shared_limit_is_for_a_pools_life(member: AsyncMemoryPool) -> None:
