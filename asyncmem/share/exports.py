@@ -250,8 +250,8 @@ class ReaderConnection(Connection):
         return True
 
     def _forget(self, number: int) -> None:
-        if number in self._sent:
-            self._sent.pop(number)[1].detach()
+        if (sent := self._sent.pop(number, None)) is not None:
+            sent[1].detach()
 
     def _refuse(self, request: int, reason: str) -> None:
         self.send(pack(Kind.REFUSED, request, reason.encode()))

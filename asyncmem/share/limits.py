@@ -31,6 +31,8 @@ _SETTLED: Final = 0.03
 """Seconds in which the members of a group find a new keeper; it gives nothing before."""
 _IN_VAIN: Final = 0.1
 """The most seconds to wait for memory that no request needs."""
+_DYING: Final = 1.0
+"""Seconds in which a process has died that has hung up, if it dies."""
 
 
 class State(NamedTuple):
@@ -64,7 +66,15 @@ _STATE: Final = struct.Struct("<6Q")
 _GRANT: Final = struct.Struct("<2Q")
 
 
-class Seat(Connection):
+class _Membership(Connection):
+    """One end of a member's connection to its keeper."""
+
+    def hung_up(self) -> None:
+        """End, also where the other process lives on; after a second, in which one that dies gives back what it has."""
+        self.broker.later(_DYING, self.end)
+
+
+class Seat(_Membership):
     """A member, as the keeper sees it."""
 
     def __init__(self, keeper: Keeper, broker: Broker, end: socket.socket) -> None:
@@ -322,7 +332,7 @@ class Member:
             self._broker.post(self._link.end)
 
 
-class Link(Connection):
+class Link(_Membership):
     """The connection of a member to its keeper."""
 
     def __init__(self, member: Member, broker: Broker, end: socket.socket) -> None:

@@ -135,6 +135,20 @@ def test_the_group_outlives_its_keeper(peers: Peers, group: str) -> None:
     assert second.ask("reserved") + third.ask("reserved") <= CEILING
 
 
+def test_a_keeper_that_hangs_up_and_lives_is_asked_again(peers: Peers, group: str) -> None:
+    """Who gets no answer any more joins once more, and what it had counts once."""
+    keeper = join(peers, group)
+    with shared_limit(group, CEILING) as pool:
+        held = pool.allocate(40 * MIB)
+        pool._opened.quota._link.send(b"nonsense")
+        pool.allocate(20 * MIB, timeout=30).free()
+        held.free()
+        for _ in range(2):
+            keeper.ask("allocate", 60 * MIB)
+            keeper.ask("release")
+            pool.allocate(60 * MIB, timeout=30).free()
+
+
 def test_a_wait_that_is_given_up_takes_nothing(member: AsyncMemoryPool, other: Peer) -> None:
     """A request that times out leaves the memory to the others."""
     with member.allocate(60 * MIB), pytest.raises(asyncmem.PoolTimeout):
