@@ -41,7 +41,7 @@ class Store:
         return self.pool.spillable(buffer)
 
     async def recall(self, kept: asyncmem.Spillable, _: StageShare) -> float:
-        """Have a block at home for as long as its numbers are read."""
+        """Keep a block on the device while its numbers are read."""
         numbers = np.empty(NUMBERS, np.float32)
         async with kept as buffer:
             await buffer.copy_to(numbers)

@@ -54,7 +54,7 @@ class Pin(Handle):
         return self._export is not None
 
     def unpin(self) -> None:
-        """Let go. Twice is fine; from any thread."""
+        """End the pin. Twice is fine; from any thread."""
         self._pins.pop(id(self), None)
         self._export = None
 
@@ -63,7 +63,7 @@ class Pin(Handle):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go."""
+        """End the pin."""
         self.unpin()
 
     def __del__(self) -> None:
@@ -71,8 +71,8 @@ class Pin(Handle):
             self.unpin()
 
 
-class Away(NamedTuple):
-    """Where the bytes are while they are not on the device.
+class HostCopy(NamedTuple):
+    """The bytes while they are not on the device.
 
     Attributes:
         host: The page-locked memory that has them.
@@ -86,20 +86,20 @@ class Away(NamedTuple):
 class Movable:
     """One marked buffer, as the pool knows it; its user holds a `Spillable`. Changed under the pool's lock only.
 
-    Its memory is handed out for a use as a buffer that dies with the last use. So a buffer that was kept says that it
-    is gone, whether the memory has moved or not.
+    Its memory is handed out for a use as a buffer that dies with the last use. So a buffer that was kept is
+    freed then, whether the memory has moved or not.
 
     Attributes:
-        buffer: Its memory on the device while it is at home, or None.
-        away: Where its bytes are on the host, or None.
+        buffer: Its memory on the device, or None.
+        host_copy: Its bytes on the host, or None.
         moving: What to wait for while it is about to move, or None.
-        arriving: What to wait for before the host touches what is at home, where it can, or None.
+        arriving: What to wait for before the host touches the memory of a device that it can read, or None.
         share: Who its memory is charged to, or was when last looked at.
         makes_room: The shares in which it counts as memory that may move.
         stream: The home stream that it comes back to.
         owners: The numbers of who uses it now, once for each use.
-        fetching: What to wait for while a use brings it home, or None.
-        patient: Whether the use that brings it home would wait for ever.
+        fetching: What to wait for while a use brings it back, or None.
+        patient: Whether the use that brings it back has no timeout.
     """
 
     def __init__(self, buffer: Buffer, share: AnyShare) -> None:
@@ -110,7 +110,7 @@ class Movable:
         self.makes_room: tuple[AnyShare, ...] = ()
         self.stream = buffer.stream
         self.buffer: Buffer | None = buffer
-        self.away: Away | None = None
+        self.host_copy: HostCopy | None = None
         self.moving: Latch[None] | None = None
         self.arriving: Fence | None = None
         self.owners: list[int] = []
@@ -121,22 +121,22 @@ class Movable:
         self._readers: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
     @property
-    def gone(self) -> bool:
+    def freed(self) -> bool:
         """Whether it has been freed, also by a `free` of the buffer that was handed out."""
-        return self.away is None and (self.buffer is None or not self.buffer.alive)
+        return self.host_copy is None and (self.buffer is None or not self.buffer.alive)
 
     @property
     def bound(self) -> bool:
         """Whether it is about to move."""
-        return self.moving is not None and not self.gone
+        return self.moving is not None and not self.freed
 
     def need(self) -> None:
         """Raise `BufferReleased` where it has been freed."""
-        if self.gone:
+        if self.freed:
             raise BufferReleased(self.nbytes, tag=self.tag, action="using it")
 
     def begin(self, owner: int) -> Buffer:
-        """Count a use of what is at home, and return the buffer; the first to use it counts as its holder."""
+        """Count a use of the buffer, and return it; the first to use it counts as its holder."""
         buffer = self.buffer
         assert buffer is not None
         self.owners.append(owner)
@@ -158,7 +158,7 @@ class Movable:
         return True
 
     def take_over(self) -> bool:
-        """Have the buffer that was handed out die; return whether the memory cannot be reached by it any more.
+        """End the buffer that was handed out; return whether the memory cannot be reached by it any more.
 
         An export holds it up, and so does a reader of its CUDA array interface that keeps the buffer for that.
         """
@@ -174,14 +174,14 @@ class Movable:
                 self._readers.add(buffer)
         return not self._readers
 
-    def leave(self, away: Away) -> None:
+    def moved_out(self, host_copy: HostCopy) -> None:
         """Note that the bytes are on the host now."""
-        self.buffer, self.away, self.arriving = None, away, None
+        self.buffer, self.host_copy, self.arriving = None, host_copy, None
 
-    def come(self, buffer: Buffer, arriving: Fence | None) -> None:
+    def moved_in(self, buffer: Buffer, arriving: Fence | None) -> None:
         """Note that the bytes are in a new buffer on the device, or will be behind that fence."""
         self._holder = 0
-        self.buffer, self.away, self.arriving = buffer, None, arriving
+        self.buffer, self.host_copy, self.arriving = buffer, None, arriving
 
     def _hold(self, buffer: Buffer) -> None:
         # One holder at a time: the proof would count memory twice that two owners held.
@@ -193,13 +193,13 @@ class Movable:
 
 
 class Using:
-    """How far one use of a buffer has come. Changed under the pool's lock only.
+    """The state of one use of a buffer. Changed under the pool's lock only.
 
     Attributes:
         one: What is used.
         owner: The number of who uses it.
         buffer: Its memory once the use has begun, or None.
-        fetches: Whether its caller brings it home.
+        fetches: Whether its caller brings it back.
         over: Whether it has ended.
     """
 

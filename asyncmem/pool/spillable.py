@@ -1,4 +1,4 @@
-"""What users hold of memory that may move to the host: a handle, and the blocks in which the memory is at home."""
+"""What users hold of memory that may move to the host: a handle, and the blocks that keep the memory on the device."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Spillable(Handle):
     @property
     def spilled(self) -> bool:
         """Whether the bytes are on the host now."""
-        return self._one.away is not None
+        return self._one.host_copy is not None
 
     @property
     def alive(self) -> bool:
         """Whether it has not been freed."""
-        return not self._one.gone
+        return not self._one.freed
 
     def use(self, stream: object = None, *, priority: int = 0, timeout: float | str | None = None) -> Use:
         """Use it with more arguments: ``async with held.use(stream) as buffer``.
@@ -97,7 +97,7 @@ class Spillable(Handle):
         self._spilling.end(self._one, stream)
 
     async def __aenter__(self) -> Buffer:
-        """Bring it home and keep it there; see `use`. Raises and is cancelled as the request for its memory is."""
+        """Bring it back and keep it there; see `use`. Raises and is cancelled as the request for its memory is."""
         return await self.use().__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
@@ -105,7 +105,7 @@ class Spillable(Handle):
         self._leave()
 
     def __enter__(self) -> Buffer:
-        """Bring it home from a thread that cannot await, and keep it there."""
+        """Bring it back from a thread that cannot await, and keep it there."""
         return self.use().__enter__()
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +117,7 @@ class Spillable(Handle):
 
     def __del__(self) -> None:
         one = getattr(self, "_one", None)
-        if one is not None and not one.gone:
+        if one is not None and not one.freed:
             self._spilling.opened.core.post(partial(self._spilling.drop, one))
 
 
@@ -134,11 +134,11 @@ class Use(Using, Handle):
         self._timeout = timeout
 
     async def __aenter__(self) -> Buffer:
-        """Wait until the memory is at home, and keep it there until the block ends.
+        """Wait until the memory is on the device, and keep it there until the block ends.
 
         Raises:
             BufferReleased: It has been freed.
-            PoolTimeout: It could not come home in time; likewise whatever else `allocate_async` raises.
+            PoolTimeout: It could not come back in time; likewise whatever else `allocate_async` raises.
             DeviceError: The device refused to copy it back, or has lost it.
 
         Cancelled: it is where it was, and no memory is held for it.
@@ -152,7 +152,7 @@ class Use(Using, Handle):
                 await latch.wait(left())
                 spilling.need_in_time(one, latch, timeout)
             if self.fetches:
-                spilling.bring_home(self, await one.share.allocate_async(one.nbytes, **self._terms(left())))
+                spilling.bring_back(self, await one.share.allocate_async(one.nbytes, **self._terms(left())))
             buffer = self._ordered()
             if one.arriving is not None:
                 await one.arriving
@@ -162,14 +162,14 @@ class Use(Using, Handle):
         return buffer
 
     def __enter__(self) -> Buffer:
-        """Bring the memory home from a thread that cannot await, and keep it there until the block ends.
+        """Bring the memory back from a thread that cannot await, and keep it there until the block ends.
 
         Where it is moving, or is being brought back already, the thread waits for that.
 
         Raises:
             BufferReleased: It has been freed.
             OutOfMemoryError: There is no memory for it now, and no `timeout`; else `PoolTimeout`.
-            InvalidRequest: On an event loop's thread, while it moves or a task is bringing it home.
+            InvalidRequest: On an event loop's thread, while it moves or a task is bringing it back.
             DeviceError: The device refused to copy it back, or has lost it.
         """
         spilling, one, timeout = self._spilling, self.one, self._timeout
@@ -180,7 +180,7 @@ class Use(Using, Handle):
                 latch.block(left())
                 spilling.need_in_time(one, latch, timeout)
             if self.fetches:
-                spilling.bring_home(self, one.share.allocate(one.nbytes, **self._terms(left())))
+                spilling.bring_back(self, one.share.allocate(one.nbytes, **self._terms(left())))
             buffer = self._ordered()
             if one.arriving is not None:
                 one.arriving.block()
@@ -213,7 +213,7 @@ class Use(Using, Handle):
 
     def _terms(self, timeout: float | None) -> RequestTerms:
         """Return the terms of the request for its memory."""
-        need_uncaptured(self.one.stream, hint="bring it home before the capture begins")
+        need_uncaptured(self.one.stream, hint="bring it back before the capture begins")
         return RequestTerms(stream=self.one.stream, tag=self.one.tag, priority=self._priority, timeout=timeout)
 
     def _ordered(self) -> Buffer:

@@ -9,7 +9,8 @@ after it: the memory serves the request at once.
 An interrupt could end the notes on all this half-way, and with the lock held: so on the main thread another thread
 makes them (`uninterruptible`), and the main thread waits for that.
 
-Coming back is a request like any other. A use keeps its memory at home, so two that bring each other out take turns.
+Coming back is a request like any other. A use keeps its memory on the device, so two that move each other out take
+turns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from asyncmem.core import Buffer
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.pool.graph import graph_of, is_captured
-from asyncmem.pool.handles import Away, Movable, Using
+from asyncmem.pool.handles import HostCopy, Movable, Using
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.worker import uninterruptible
 from asyncmem.text import quoted
@@ -45,7 +46,7 @@ class Spilling:
         nbytes: Bytes that are on the host now, as they were asked for.
         spills: How often memory has moved to the host.
         returns: How often it has come back.
-        timeouts: How often it could not be used in time because another use did not bring it home.
+        timeouts: How often it could not be used in time because another use did not bring it back.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -54,7 +55,7 @@ class Spilling:
         self._idle: dict[Movable, None] = {}  # on the device and in no use, used the longest ago first
         self._refused: dict[Movable, None] = {}  # of these, what could not move when it was tried
         self._bound: dict[int, list[Movable]] = {}  # what is about to move, for each effect that is under way
-        self._following: dict[Using, None] = {}  # uses that wait for another one to bring the memory home
+        self._following: dict[Using, None] = {}  # uses that wait for another one to bring the memory back
         self._making = threading.Lock()
         self._stream: Stream | None = None
 
@@ -134,15 +135,15 @@ class Spilling:
         return True
 
     def _end(self, one: Movable, after: After) -> Buffer | None:
-        buffer, away = one.buffer, one.away
+        buffer, host_copy = one.buffer, one.host_copy
         if buffer is not None:
             one.buffer = None
             self._leave_idle(one)
             self._unbind(one, after)
-        if away is not None:
-            one.away = None
+        if host_copy is not None:
+            one.host_copy = None
             self.nbytes -= one.nbytes
-            after.append(lambda: self._let_go(away.host))
+            after.append(lambda: self._let_go(host_copy.host))
             self._try_again()
         return buffer
 
@@ -155,7 +156,7 @@ class Spilling:
 
     @uninterruptible
     def begin(self, use: Using, *, patient: bool) -> Latch[None] | None:
-        """Begin a use, if it is at home. Whatever comes of it, `end_use` ends it.
+        """Begin a use, if it is on the device. Whatever comes of it, `end_use` ends it.
 
         Returns:
             What to wait for before asking again; or None: it has begun, or the caller `fetches` it.
@@ -184,21 +185,21 @@ class Spilling:
             return one.fetching
 
     def claims(self) -> list[tuple[int, int, int]]:
-        """Return who waits for others to bring something home: owner, bytes and account."""
+        """Return the owner, bytes and account of each use that waits for another one to bring the memory back."""
         with self.opened.lock:
             return [(use.owner, use.one.size, use.one.share._account) for use in self._following]
 
-    def bring_home(self, use: Using, buffer: Buffer) -> None:
+    def bring_back(self, use: Using, buffer: Buffer) -> None:
         """Copy the bytes to a buffer that was granted for them, and begin the use.
 
         Raises:
             BufferReleased: It has been freed meanwhile.
             DeviceError: The device refuses. The bytes are where they were, as far as the device still has them.
         """
-        bring = self._bring_home if buffer.stream.of_one_thread else uninterruptible(self._bring_home)
+        bring = self._bring_back if buffer.stream.of_one_thread else uninterruptible(self._bring_back)
         bring(use, buffer)
 
-    def _bring_home(self, use: Using, buffer: Buffer) -> None:
+    def _bring_back(self, use: Using, buffer: Buffer) -> None:
         device, one = self.opened.device, use.one
         with self._locked() as after:
             if use.over:
@@ -206,17 +207,17 @@ class Spilling:
                 return
             try:
                 one.need()
-                away, home = one.away, buffer.stream
-                assert away is not None
-                home.wait(away.fence)
-                away.host._noted().add_user(away.host._core.stream_number(home))
-                device.copy_in(buffer.address, memoryview(away.host), home)
+                host_copy, home = one.host_copy, buffer.stream
+                assert host_copy is not None
+                home.wait(host_copy.fence)
+                host_copy.host._noted().add_user(host_copy.host._core.stream_number(home))
+                device.copy_in(buffer.address, memoryview(host_copy.host), home)
                 arriving = home.record() if device.host_readable else None
             except BaseException:
                 after.append(buffer.free)
                 raise
-            one.come(buffer, arriving)
-            after.append(lambda: self._let_go(away.host))
+            one.moved_in(buffer, arriving)
+            after.append(lambda: self._let_go(host_copy.host))
             self.nbytes -= one.nbytes
             self.returns += 1
             self._try_again()
@@ -224,7 +225,7 @@ class Spilling:
             self._fetched(use, after)
 
     def _fetched(self, use: Using, after: After) -> None:
-        """Wake the uses that wait for this one to bring the memory home."""
+        """Wake the uses that wait for this one to bring the memory back."""
         one = use.one
         if use.fetches and one.fetching is not None:
             after.append(one.fetching)
@@ -338,15 +339,15 @@ class Spilling:
             if not one.bound or not self._may_move(one):  # freed meanwhile, or captured
                 after.append(host.free)
                 return True
-            away = self._copy_out(one, host, stream)
+            host_copy = self._copy_out(one, host, stream)
         # Memory that the host may touch whatever streams do goes to others once the copy is over.
         over = not self.opened.device.host_readable
         try:
-            over = over or away.fence.block()
+            over = over or host_copy.fence.block()
         finally:
             with self._locked() as after:
                 if over and one.bound:
-                    self._leave(one, away, after)
+                    self._moved_out(one, host_copy, after)
                 else:
                     after.append(host.free)
         return True
@@ -367,7 +368,7 @@ class Spilling:
                         self._refuse(other)
             return None
 
-    def _copy_out(self, one: Movable, host: Buffer, stream: Stream) -> Away:
+    def _copy_out(self, one: Movable, host: Buffer, stream: Stream) -> HostCopy:
         opened, buffer = self.opened, one.buffer
         assert buffer is not None
         index = opened.core.stream_number(stream)
@@ -376,22 +377,22 @@ class Spilling:
                 opened.retire.use_on(user, index)
             buffer._noted().add_user(index)
             opened.device.copy_out(memoryview(host), buffer.address, stream)
-            return Away(host, stream.record())
+            return HostCopy(host, stream.record())
         except BaseException:
             host.free()
             raise
 
-    def _leave(self, one: Movable, away: Away, after: After) -> None:
+    def _moved_out(self, one: Movable, host_copy: HostCopy, after: After) -> None:
         assert one.buffer is not None
         after.append(one.buffer.free)
         self._leave_idle(one)
-        one.leave(away)
+        one.moved_out(host_copy)
         self.nbytes += one.nbytes
         self.spills += 1
 
     def _may_move(self, one: Movable) -> bool:
         # What is being captured can be ordered behind nothing, and what the graph does with it comes later.
-        if not one.nbytes or not one.take_over() or one.buffer is None or one.gone:
+        if not one.nbytes or not one.take_over() or one.buffer is None or one.freed:
             return False
         streams = [self.opened.core.stream_objects[user] for user in self._users(one.buffer)]
         return all(stream is None or (stream.lasting and not is_captured(stream)) for stream in streams)
@@ -452,7 +453,7 @@ class Spilling:
 
     def _count(self, one: Movable) -> None:
         """Count it where it would make room: in its own share and those around it, up to the end of a range."""
-        if one not in self._idle or one in self._refused or one.moving is not None or one.gone:
+        if one not in self._idle or one in self._refused or one.moving is not None or one.freed:
             return
         if not self.opened.options.spill_limit or not one.size:
             self._refused[one] = None

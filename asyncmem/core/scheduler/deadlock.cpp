@@ -345,7 +345,7 @@ private:
         for (size_t i : holders)
             if (helps(i)) return i;
         if (!holders.empty()) return holders[0];
-        // An owner that brings home what another one waits for holds up what that one holds.
+        // An owner that brings back what another one waits for holds up what that one holds.
         bool claims = false;
         size_t last = waiting_.size();
         for (size_t i = 0; i < waiting_.size(); ++i) {
