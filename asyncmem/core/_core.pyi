@@ -673,7 +673,7 @@ class Route:
         stream_of: Returns what means a stream to the pool's device, of its handle.
         tag: A name under which statistics and errors count what is live by this route.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
-        told_streams: The library frees each block on the stream that it asked for, and names others that use it, if
+        names_streams: The library frees each block on the stream that it asked for, and names others that use it, if
             any: memory goes back behind these.
 
     Attributes:
@@ -688,7 +688,7 @@ class Route:
         *,
         tag: str | None = None,
         timeout: float | None = None,
-        told_streams: bool = False,
+        names_streams: bool = False,
     ) -> None: ...
     def enter(self) -> None:
         """Have this thread's allocations come from here, until `leave`."""
@@ -716,7 +716,7 @@ class Route:
         """Return (live, peak, taken, freed) of bytes, and of blocks, since it began; peaks since `reset_peaks`."""
 
     def reset_peaks(self) -> None:
-        """Begin anew with peaks."""
+        """Start the peaks again from what there is now."""
 
 class PointerAllocator:
     """Allocates what a library asks for on one thread, as objects of the library's, which keep the buffers.

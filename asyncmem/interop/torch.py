@@ -91,7 +91,7 @@ def install(*shares: Share, tag: str = "torch", timeout: float | None = None) ->
     allocator.set_record_stream_fn(name_stream)
     _C._cuda_changeCurrentAllocator(allocator)
     for share, device in zip(shares, devices, strict=True):
-        route = _route(share, device, tag, timeout, told_streams=True)
+        route = _route(share, device, tag, timeout, names_streams=True)
         route.install()
         _installed[device] = _Figures(route, share)
     _C._cuda_memoryStats = lambda device: _installed[device].stats()
@@ -99,9 +99,9 @@ def install(*shares: Share, tag: str = "torch", timeout: float | None = None) ->
     _C._cuda_resetAccumulatedMemoryStats = lambda device: _installed[device].reset_totals()
 
 
-def _route(share: Share, device: int, tag: str, timeout: float | None, *, told_streams: bool = False) -> Route:
+def _route(share: Share, device: int, tag: str, timeout: float | None, *, names_streams: bool = False) -> Route:
     return Route(
-        share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout, told_streams=told_streams
+        share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout, names_streams=names_streams
     )
 
 
@@ -127,11 +127,11 @@ class _Figures:
         return found | {name: _figure() for name in ("oversize_allocations", "oversize_segments")} | _NEVER
 
     def reset_peaks(self) -> None:
-        """Begin anew with peaks."""
+        """Start the peaks again from what there is now."""
         self._route.reset_peaks()
 
     def reset_totals(self) -> None:
-        """Begin anew with what was allocated and freed altogether."""
+        """Start the totals again: what was allocated and freed altogether."""
         self._before = [(taken, freed) for _, _, taken, freed in self._route.counts()]
 
 
@@ -174,7 +174,7 @@ class _EachTensor:
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
         _captures.watch(share)
-        self._route = _route(share, device, tag, timeout, told_streams=bool(_installed))
+        self._route = _route(share, device, tag, timeout, names_streams=bool(_installed))
         self._backwards_elsewhere = True
 
     def enter(self) -> None:
@@ -233,7 +233,7 @@ class _Captures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._devices = weakref.WeakSet[Any]()  # that a pool serves torch from
-        self._told: list[Any] = []  # devices, for as long as there are captures
+        self._begun: list[Any] = []  # devices, for as long as there are captures
         self._count = 0
         begin, end = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end
         ends = weakref.WeakKeyDictionary[Any, Any]()
@@ -262,10 +262,10 @@ class _Captures:
             if device not in self._devices:
                 self._devices.add(device)
                 if self._count:
-                    self._tell(device)
+                    self._begin_captures(device)
 
-    def _tell(self, device: Any) -> None:  # noqa: ANN401  # of CUDA's
-        self._told.append(device)
+    def _begin_captures(self, device: Any) -> None:  # noqa: ANN401  # of CUDA's
+        self._begun.append(device)
         device.begin_captures()
 
     def _begin(self) -> None:
@@ -273,13 +273,13 @@ class _Captures:
             self._count += 1
             if self._count == 1:
                 for device in list(self._devices):
-                    self._tell(device)
+                    self._begin_captures(device)
 
     def _end(self) -> None:
         with self._lock:
             self._count -= 1
-            while self._told and not self._count:
-                self._told.pop().end_captures()
+            while self._begun and not self._count:
+                self._begun.pop().end_captures()
 
 
 class _Torch:

@@ -417,7 +417,7 @@ device = Cuda(0)
 pool = asyncmem.AsyncMemoryPool(device, limit=64 * MIB, segment_size=64 * MIB, min_free=0)
 side, other = device.create_stream(), device.create_stream()
 streams = {{one.handle: one for one in (side, other)}}
-route = Route(pool, 0, streams.__getitem__, tag="library", told_streams=True)
+route = Route(pool, 0, streams.__getitem__, tag="library", names_streams=True)
 route.install()
 """
 
@@ -452,7 +452,7 @@ route.reset_peaks()
 one = take(MIB)
 assert route.counts() == ((MIB, MIB, 49 * MIB, 48 * MIB), (1, 1, 2, 1))
 with pool.lease(4 * MIB) as lease:
-    inside = Route(lease, 0, streams.__getitem__, told_streams=True)
+    inside = Route(lease, 0, streams.__getitem__, names_streams=True)
     inside.enter()
     two = take(MIB)
     inside.leave()

@@ -1,4 +1,4 @@
-// Native threads that allocate by routes of their own, and free each other's blocks, while one thread is told of it.
+// Native threads that allocate by routes of their own, and free each other's blocks, while one thread serves them.
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -23,11 +23,11 @@ void demand(bool holds, const std::string& what) {
 }
 
 // What the binding does where a library's block was freed: a fence behind all streams, which is reached at once here.
-void be_told(Heap& heap, uint32_t everywhere, const Route* last) {
+void serve(Heap& heap, uint32_t everywhere, const Route* last) {
     for (;;) {
         uint32_t flags = 0;
         int owes = 0;
-        Route* route = Routes::all().wait_for_told(flags, owes);
+        Route* route = Routes::all().wait_for_route(flags, owes);
         if (owes) heap.mark_done(everywhere, heap.close_epoch(everywhere));
         heap.expect_news(-1);
         Routes::all().drop(*route);
@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
         set_open(routes.back(), true);
     }
     Shared shared;
-    std::thread told(be_told, std::ref(heap), everywhere, routes[0]);
+    std::thread server(serve, std::ref(heap), everywhere, routes[0]);
     std::vector<std::thread> crew;
     for (int i = 1; i <= threads; ++i)
         crew.emplace_back([&, i] { work(*routes[i], shared, steps, static_cast<unsigned>(i)); });
@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
     for (void* block : shared.blocks) route_release(block, 0, 0, nullptr);
     Routes::here() = routes[0];
     route_release(route_allocate(512, 0, nullptr), 0, 0, nullptr);
-    told.join();
+    server.join();
     for (Route* route : routes) {
         const RouteCounts counts = Routes::all().counts(*route);
         demand(counts.live == 0 && counts.blocks == 0 && counts.taken == counts.freed, "a route counts what is freed");

@@ -1,6 +1,6 @@
 // The recorded fences of one stream. Knows neither a driver nor Python: what a fence is only its user knows.
 //
-// Not safe for threads by itself: its user holds the interpreter's lock, and lets go of it only around driver calls. What
+// Not safe for threads by itself: its user holds the interpreter's lock, and releases it only around driver calls. What
 // such a call is about must be held by a `Fence::users` of its own, because others may take it out of its lane meanwhile.
 #pragma once
 
@@ -53,7 +53,7 @@ public:
         return found == fences_.end() ? nullptr : *found;
     }
 
-    // Let go of all fences up to an epoch; those with no user left go to `dropped`.
+    // Remove all fences up to an epoch; those with no user left go to `dropped`.
     size_t pop(uint64_t epoch, std::vector<Fence*>& dropped) {
         size_t popped = 0;
         for (; !fences_.empty() && fences_.front()->epoch <= epoch; ++popped) {

@@ -58,7 +58,7 @@ cdef str _CAPTURED = "the stream is being captured"
 cdef class Lanes:
     """What `Retire` knows of its streams. Fences belong to their lane, and to each caller that asks or waits for one just now.
 
-    The interpreter's lock guards all of this. It is let go of around every driver call, since a driver's callback may
+    The interpreter's lock guards all of this. It is released around every driver call, since a driver's callback may
     want it; so whatever a call is about is held by a use of its own, and everything else is looked at again after it.
     """
 
@@ -157,7 +157,7 @@ cdef class Lanes:
         return self._device.fence_error(call, code)
 
     cdef Fence* record(self, uint32_t index, uint64_t epoch, bint named) except NULL:
-        # A fence behind a closed epoch, published; the caller lets go of it. `named`: the stream is alive, its user says.
+        # A fence behind a closed epoch, published; the caller drops it. `named`: the caller has just named the stream, so it is alive.
         cdef Lane* lane = self.lane(index)
         cdef Fence* fence
         cdef void* made = NULL

@@ -1,4 +1,4 @@
-# What a pool was told about its memory, as the scheduler takes it.
+# The options of a pool about its memory, as the scheduler takes them.
 
 cdef extern from "scheduler/request.hpp" namespace "asyncmem::scheduler" nogil:
     cdef struct Policy:

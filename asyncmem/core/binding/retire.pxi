@@ -142,7 +142,7 @@ cdef class Retire(Lanes):
         return epoch
 
     cdef Fence* recorded(self, uint32_t index, uint64_t epoch, bint named) except NULL:
-        # A recorded fence, for the caller to let go of.
+        # A recorded fence, for the caller to drop.
         cdef Fence* fence = self.record(index, epoch, named)
         if self.lane(index).crowded():
             self.thin_out(index)
@@ -205,8 +205,8 @@ cdef class Retire(Lanes):
         return self.core is not None and <int64_t>nbytes >= self.core.fence_from and _FEW * nbytes >= self.c.reserved()
 
     cdef void be_eager(self, int frees=_EAGER) noexcept:
-        # Have the next large frees at home recorded each by a fence of its own: for streams that have begun to wait for each
-        # other, which do it for less then; and for a pool that could give back what it knows to be done with, as it grows.
+        # Record a fence for each of the next large frees at home: for streams that have begun to wait for each other, which
+        # wait for less then; and for a pool that could give memory back, if it knew it to be done, as it grows.
         if self.core is not None:
             self.eager = max(self.eager, frees)
             self.core.fence_from = _LARGE
@@ -337,7 +337,7 @@ cdef class Retire(Lanes):
             self.discharge_one(taker, owed[i].stream, owed[i].epoch)
 
     cdef bint may_wait(self, uint32_t index) except -1:
-        # A wait would end a capture. Where the driver cannot tell, the pool hears why.
+        # A wait would end a capture. False, too, where the driver cannot be asked.
         try:
             return not self.capturing(index)
         except DeviceError:
@@ -346,7 +346,7 @@ cdef class Retire(Lanes):
     # -- polling -----------------------------------------------------------------------------------------------------
 
     cpdef int64_t poll(self) except -1:
-        """Ask which recorded fences are done and tell the heap; return how many were found so.
+        """Query which recorded fences are done and mark them in the heap; return how many were found so.
 
         Of each stream the newest is asked first, since it stands for all before it, then the oldest, and then halves of
         what is between: n fences cost one question where all are done, two where none is, and about log n more between.
@@ -362,8 +362,8 @@ cdef class Retire(Lanes):
         return self.poll_lanes(0, <uint32_t>self.lanes.size())
 
     cdef bint look(self, uint32_t taker) except -1:
-        # The same for a stream that wants memory, whose own uses do not stand in its way. A device that cannot be asked
-        # raises where memory grows or is freed.
+        # The same for a stream that wants memory, whose own uses need no fence. A device that cannot be asked raises where
+        # memory grows or is freed.
         if self.polling or self.idle() or self.asleep():
             return False
         try:
@@ -424,7 +424,7 @@ cdef class Retire(Lanes):
                     high = middle
         if low == 0:
             return 0
-        # Told before they are dropped: until then, a caller that was told otherwise finds a fence in the lane.
+        # Before they are dropped: a caller that has seen the epoch open still finds a fence in the lane.
         self.mark_done(index, lane.at(low - 1).epoch)
         seen = lane.pop(lane.at(low - 1).epoch, dropped)
         self.release(dropped)
@@ -457,7 +457,7 @@ cdef class Retire(Lanes):
         return True
 
     cdef Fence* unsettled(self, uint32_t index, uint64_t epoch) except? NULL:
-        # A fence that covers an entry, to be let go of; NULL for one that is done.
+        # A fence that covers an entry, for the caller to drop; NULL for one that is done.
         cdef Fence* fence
         if self.is_done(index, epoch):
             return NULL

@@ -12,7 +12,7 @@ cdef extern from "binding/routes.hpp" namespace "asyncmem" nogil:
     # Its lock is no type that Cython could hold, so C++ makes and shuts it.
     CRoute* asyncmem_new_route "asyncmem::new_route"(
         CHeap* heap, const AsyncmemFenceCalls* calls, void* object, int device, uint32_t account, int32_t arena,
-        uint32_t everywhere, bint told_streams) except +
+        uint32_t everywhere, bint names_streams) except +
     void asyncmem_set_open "asyncmem::set_open"(CRoute* route, bint open)
     void asyncmem_know "asyncmem::know"(CRoute* route, uint64_t stream, uint32_t number) except +
 
@@ -24,7 +24,7 @@ cdef extern from "binding/routes.hpp" namespace "asyncmem" nogil:
         void install(CRoute& route)
         RouteCounts counts(const CRoute& route)
         void reset_peaks(CRoute& route)
-        CRoute* wait_for_told(uint32_t& flags, int& owes) except +
+        CRoute* wait_for_route(uint32_t& flags, int& owes) except +
         void fork()
 
     Routes& asyncmem_routes "asyncmem::Routes::all"()
@@ -48,7 +48,7 @@ cdef class Route:
         stream_of: Returns what means a stream to the pool's device, of its handle.
         tag: A name under which statistics and errors count what is live by this route.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
-        told_streams: The library frees each block on the stream that it asked for, and names others that use it, if
+        names_streams: The library frees each block on the stream that it asked for, and names others that use it, if
             any: memory goes back behind these.
 
     Attributes:
@@ -62,19 +62,19 @@ cdef class Route:
     cdef readonly uint32_t account
     cdef object stream_of, timeout
     cdef public object failure
-    cdef bint inside, told_streams
+    cdef bint inside, names_streams
 
-    def __cinit__(self, Allocator share not None, int device, stream_of, *, str tag=None, timeout=None, told_streams=False):
+    def __cinit__(self, Allocator share not None, int device, stream_of, *, str tag=None, timeout=None, names_streams=False):
         cdef Core core = share._core
         if core is None or core.s == NULL or core.born != _generation:
             core = share._open_core()  # raises where it is closed
         self.core, self.share, self.account = core, share, share._account
         self.stream_of, self.tag, self.timeout = stream_of, tag, timeout
-        self.told_streams = told_streams and core.retire.late_fences
+        self.names_streams = names_streams and core.retire.late_fences
         core.c.set_guarded(False)  # from now on, not all who come have the interpreter's lock
         self.c = asyncmem_new_route(
             core.c, core.retire.calls if core.can_capture else NULL, <void*>self, device, share._account, share._arena,
-            core.retire.everywhere(), self.told_streams)
+            core.retire.everywhere(), self.names_streams)
         asyncmem_know(self.c, 0, 0)
         _start_route_thread()
 
@@ -125,7 +125,7 @@ cdef class Route:
                 (found.blocks, found.peak_blocks, found.blocks_taken, found.blocks_freed))
 
     def reset_peaks(self):
-        """Begin anew with peaks."""
+        """Start the peaks again from what there is now."""
         asyncmem_routes().reset_peaks(self.c[0])
 
     cdef void set_open(self) noexcept:
@@ -152,7 +152,7 @@ cdef class Route:
         lane = core.retire.lane(buffer.home)
         if lane.native and lane.lasting:
             asyncmem_know(self.c, stream, buffer.home)
-        asyncmem_routes().add(self.c[0], address, buffer._block, nbytes, not (self.told_streams and lane.lasting))
+        asyncmem_routes().add(self.c[0], address, buffer._block, nbytes, not (self.names_streams and lane.lasting))
         buffer._disown()
         return address
 
@@ -198,19 +198,19 @@ asyncmem_routes().missed = _missed
 cdef int _start_route_thread() except -1:
     global _route_thread
     if _route_thread is None:
-        _route_thread = threading.Thread(target=_tell_of_routes, name="asyncmem routes", daemon=True)
+        _route_thread = threading.Thread(target=_serve_routes, name="asyncmem routes", daemon=True)
         _route_thread.start()
     return 0
 
 
-def _tell_of_routes():
+def _serve_routes():
     cdef CRoute* c
     cdef uint32_t flags = 0
     cdef int owes = 0
     cdef Route route
     while True:
         with nogil:
-            c = asyncmem_routes().wait_for_told(flags, owes)
+            c = asyncmem_routes().wait_for_route(flags, owes)
         route = <Route>c.object
         route.attend(flags, owes)
         route.drop()

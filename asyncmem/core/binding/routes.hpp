@@ -3,10 +3,10 @@
 // A thread's allocations go to the route that it has entered, else to the device's, if one is installed. What a library asks for is served from the heap under the
 // heap's own lock where that takes no waiting, no growing and no driver call; all else goes to `missed`, which takes the
 // interpreter's lock. A free never does, because a library may free with its own locks held, which others that hold the
-// interpreter's wait for: a thread that does nothing else tells the pool of it (`wait_for_told`).
+// interpreter's wait for: a thread that does nothing else tells the pool of it (`wait_for_route`).
 //
 // Which streams have used a block is mostly the library's secret, so each goes back behind all that any stream was given to
-// do. A route may be `told_streams`: then a block goes back behind its own stream, and behind all only if another was named.
+// do. A route may be `names_streams`: then a block goes back behind its own stream, and behind all only if another was named.
 #pragma once
 
 #include <algorithm>
@@ -38,17 +38,17 @@ struct Route {
     int device;
     uint32_t account, everywhere;  // the latter the number of the user that stands for all streams
     int32_t arena;
-    bool told_streams;  // the library frees on the stream that it asked for, and names others
+    bool names_streams;  // the library frees on the stream that it asked for, and names others
 
     std::mutex lock{};  // over the next two: once a route is shut, nothing is being taken by it
     bool open = false;
     std::vector<std::pair<uint64_t, uint32_t>> streams{};  // numbers of those that the library keeps alive
 
     // Under the lock of all routes:
-    int64_t users = 0;  // threads inside, blocks, and whether it is to be told of
+    int64_t users = 0;  // threads inside, blocks, and whether it is queued
     RouteCounts counts{};
     uint32_t flags = 0;
-    bool told = false;
+    bool queued = false;  // for the thread of Python
     bool owes = false;  // a fence behind all streams
     Route* outer = nullptr;
 };
@@ -90,14 +90,14 @@ public:
             if (stream && route.calls && route.calls->capturing(route.calls->context, stream)) return nullptr;
             block = route.heap->take(ask, outcome);
             if (!block) return nullptr;
-            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes, !route.told_streams);
+            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes, !route.names_streams);
         } catch (...) {
             if (block) route.heap->free(block);
             return nullptr;
         }
         if (outcome.flags) {
             std::lock_guard guard(lock_);
-            tell(route, outcome.flags);
+            enqueue(route, outcome.flags);
         }
         return reinterpret_cast<void*>(outcome.address);
     }
@@ -126,9 +126,9 @@ public:
         counts.live -= held.nbytes, counts.freed += held.nbytes;
         --counts.blocks, ++counts.blocks_freed;
         route.owes |= held.everywhere;
-        if (flags || held.everywhere || route.users == 1) tell(route, flags);
+        if (flags || held.everywhere || route.users == 1) enqueue(route, flags);
         route.heap->expect_news(-1);
-        route.users--;  // the last one is told of, so that it stays until then
+        route.users--;  // the last one is queued, so that it stays until then
     }
 
     // `everywhere`: it is not known which streams will use it.
@@ -176,13 +176,13 @@ public:
         route.counts.peak_blocks = route.counts.blocks;
     }
 
-    // Sleeps until a route is to be told of; its flags, whether it owes a fence, and a use of it are the caller's.
-    Route* wait_for_told(uint32_t& flags, int& owes) {
+    // Wait for a queued route; its flags, whether it owes a fence, and a use of it become the caller's.
+    Route* wait_for_route(uint32_t& flags, int& owes) {
         std::unique_lock guard(lock_);
-        wake_.wait(guard, [&] { return !told_.empty(); });
-        Route* route = told_.back();
-        told_.pop_back();
-        route->told = false;
+        wake_.wait(guard, [&] { return !queue_.empty(); });
+        Route* route = queue_.back();
+        queue_.pop_back();
+        route->queued = false;
         flags = std::exchange(route->flags, 0);
         owes = std::exchange(route->owes, false);
         return route;
@@ -215,28 +215,28 @@ private:
         return false;
     }
 
-    void tell(Route& route, uint32_t flags) {
+    void enqueue(Route& route, uint32_t flags) {
         route.flags |= flags;
-        if (route.told) return;
-        route.told = true;
+        if (route.queued) return;
+        route.queued = true;
         route.heap->expect_news(1);
         route.users++;
-        told_.push_back(&route);
+        queue_.push_back(&route);
         wake_.notify_one();
     }
 
     std::mutex lock_;
     std::condition_variable wake_;
     std::unordered_map<void*, Held> held_;
-    std::vector<Route*> told_;
+    std::vector<Route*> queue_;
     std::atomic<Route*> installed_[most_devices] = {};
     bool forked_ = false;
 };
 
 inline Route* new_route(Heap* heap, const AsyncmemFenceCalls* calls, void* object, int device, uint32_t account,
-                        int32_t arena, uint32_t everywhere, bool told_streams) {
+                        int32_t arena, uint32_t everywhere, bool names_streams) {
     if (device < 0 || device >= Routes::most_devices) throw std::invalid_argument("no such device");
-    return new Route{heap, calls, object, device, account, everywhere, arena, told_streams};
+    return new Route{heap, calls, object, device, account, everywhere, arena, names_streams};
 }
 
 inline void set_open(Route* route, bool open) {

@@ -102,7 +102,7 @@ cdef class Scheduler:
         self.c.open_share(_index(account, "account"), up, _index(part_of, "account"), arena, waits, bypass)
 
     def close_share(self, account, now):
-        """End that; who waits there fails."""
+        """Close the queue of an account; its requests fail."""
         self.c.close_share(_index(account, "account"), now)
 
     def set_limit(self, account, limit, now):
@@ -110,14 +110,14 @@ cdef class Scheduler:
         self.c.set_limit(_index(account, "account"), _limit(limit), now)
 
     def add_spillable(self, account, nbytes, now):
-        """Note that so many bytes more (or less) could move to the host and would make room in an account."""
+        """Add to the bytes of an account that could move to the host to make room there; may be negative."""
         self.c.add_spillable(_index(account, "account"), nbytes, now)
 
     def submit(
         self, nbytes, now, *, account=0, stream=0, arena=-1, priority=0, deadline=never, waits=True, calls=False,
         on_loop=False, captured=False, effort="all",
     ):
-        """Take a request in and return its number; `nbytes` is a list of sizes for a batch."""
+        """Submit a request and return its number; `nbytes` is a list of sizes for a batch."""
         cdef Ask ask
         cdef Terms terms
         cdef vector[uint64_t] pieces
@@ -150,23 +150,23 @@ cdef class Scheduler:
         return _REASONS[<int>found.reason]
 
     def claim(self, request):
-        """Return the blocks of a granted request, which is over then."""
+        """Return the blocks of a granted request, and forget it."""
         return [one.block for one in self.c.claim(request)]
 
     def forget(self, request):
-        """End a request that has failed."""
+        """Forget a request that has failed."""
         self.c.forget(request)
 
     def cancel(self, request, now):
-        """End a request that waits; False where it is too late."""
+        """Cancel a waiting request; return False if it is too late."""
         return self.c.cancel(request, now)
 
     def fail(self, request, reason, now):
-        """Fail a request that waits, for a reason of the caller's."""
+        """Fail a waiting request, for a reason of the caller's."""
         self.c.fail(request, <CReason><int>_REASONS.index(reason), now)
 
     def give(self, request, block, address, now):
-        """Serve a request that waits with a block that is live already."""
+        """Grant a waiting request a block that is live already."""
         self.c.give(request, _index(block, "block"), _whole(address, "address"), now)
 
     def owed(self, request):
@@ -174,19 +174,19 @@ cdef class Scheduler:
         return _entries_out(self.c.owed(request))
 
     def ordered(self, request, now):
-        """Its stream is ordered: the request is granted."""
+        """Note that the stream of a request is ordered, which grants it."""
         self.c.ordered(request, now)
 
     def unordered(self, request, now):
-        """Its stream could not be ordered: its memory goes back, and it waits on."""
+        """Note that the stream of a request could not be ordered: its memory goes back, and it waits again."""
         self.c.unordered(request, now)
 
     def asleep(self, request, owner, now):
-        """A task sleeps on a request; `owner` is its number."""
+        """Note that a task waits for a request; `owner` is its number."""
         self.c.asleep(request, owner, now)
 
     def awake(self, request):
-        """A task sleeps on it no more."""
+        """Note that a task waits for a request no more."""
         self.c.awake(request)
 
     def hold(self, owner, block):
@@ -194,51 +194,51 @@ cdef class Scheduler:
         return self.c.hold(owner, _index(block, "block"))
 
     def release(self, hold):
-        """Undo one `hold`."""
+        """End one `hold`."""
         self.c.release(hold)
 
     def forget_owner(self, owner):
-        """What an owner held has no owner from now on."""
+        """Forget an owner: what it held has none from now on."""
         self.c.forget_owner(owner)
 
     def holds(self):
-        """Return (owner, block) of all that is held; owner 0 is no owner."""
+        """Return (owner, block) of every hold; owner 0 is no owner."""
         return [(one.owner, one.block) for one in self.c.holds()]
 
     def stuck(self):
-        """Return (owner, request, bytes wanted, bytes held, since) of each who was stuck in the last deadlock."""
+        """Return (owner, request, bytes wanted, bytes held, since) of each owner in the last deadlock."""
         return [(one.owner, one.request, one.nbytes, one.held, one.since) for one in self.c.stuck()]
 
     def freed(self, flags, now):
-        """Memory was freed; `flags` are those that the heap answered."""
+        """Note that memory was freed; `flags` are those that the heap returned."""
         self.c.freed(flags, now)
 
     def looked(self, found, now):
-        """Fences were looked at; `found` of them were seen done."""
+        """Note that fences were polled, of which `found` were done."""
         self.c.looked(found, now)
 
     def grew(self, job, address, nbytes, stream, now, *, ready=False, seconds=0.0):
-        """A segment came from the device."""
+        """Note that a growth has brought a segment."""
         self.c.grew(job, _whole(address, "address"), _whole(nbytes, "nbytes"), stream, ready, now, seconds)
 
     def grow_failed(self, job, now, *, out_of_memory=False):
-        """None came."""
+        """Note that a growth has failed."""
         self.c.grow_failed(job, out_of_memory, now)
 
     def trimmed(self, job, count, now):
-        """So many of the returns went back to the device."""
+        """Note that so many of the segments to give back went back to the device."""
         self.c.trimmed(job, count, now)
 
     def remapped(self, job, unmapped, mapped, now, *, out_of_memory=False, seconds=0.0):
-        """The first so many spans were unmapped, and the first so many mapped."""
+        """Note that the first so many spans were unmapped, and the first so many mapped."""
         self.c.remapped(job, unmapped, mapped, out_of_memory, now, seconds)
 
     def waited(self, job, seen, now):
-        """A wait for uses is over; `seen` tells whether they are done."""
+        """Note that a wait for uses is over; `seen` is whether they are done."""
         self.c.waited(job, seen, now)
 
     def ended(self, job, now, ending="done"):
-        """What was to be done is over: it is "done", or the request is to "retry", is "refused", or "served" by the host."""
+        """End a job: it is "done", or its request is to "retry", is "refused", or "served" by the host."""
         self.c.ended(job, <Ending><int>_ENDINGS.index(ending), now)
 
     def expire(self, now):
@@ -250,19 +250,19 @@ cdef class Scheduler:
         self.c.quiet(now, _claims_in(claims))
 
     def tick(self, now):
-        """A few times a second: ask the device again where it has refused."""
+        """Let growth that the device has refused be tried again; called a few times a second."""
         self.c.tick(now)
 
     def offer(self, now):
-        """Give back what was in no use between the last calls, because others need memory of the device."""
+        """Give back what was idle between the last two calls, because others need memory of the device."""
         self.c.offer(now)
 
     def begin_beat(self):
-        """Pages: empty the caches, and ask for fences behind what was freed."""
+        """Begin the upkeep of pages: empty the caches, and ask for fences behind what was freed."""
         self.c.begin_beat()
 
     def end_beat(self, now):
-        """Join what is done with; return the seconds to the next beat, None where there is none."""
+        """End the upkeep of pages: join free blocks; return the seconds to the next one, None for none."""
         cdef double pause = self.c.end_beat(now)
         return None if pause == never else pause
 
@@ -275,15 +275,15 @@ cdef class Scheduler:
         self.c.set_capturing(capturing)
 
     def shift_clock(self, seconds):
-        """The clock has changed by so much."""
+        """Note that the clock has changed by so many seconds."""
         self.c.shift_clock(seconds)
 
     def drain(self, now):
-        """Refuse newcomers from now on."""
+        """Refuse new requests from now on."""
         self.c.drain(now)
 
     def close(self, now):
-        """Refuse everybody from now on."""
+        """Fail all requests, and refuse new ones from now on."""
         self.c.close(now)
 
     def trim(self, keep, now):
@@ -291,11 +291,11 @@ cdef class Scheduler:
         self.c.trim(_whole(keep, "keep"), now)
 
     def grow_ahead(self, now):
-        """Grow where less than should be is ready."""
+        """Grow if less is ready than the policy asks for."""
         self.c.grow_ahead(now)
 
     def effects(self):
-        """Return what is to be done, in order; each once."""
+        """Return the effects to carry out, in order, each once."""
         cdef CEffect effect
         found = []
         while self.c.next(effect):

@@ -1,4 +1,4 @@
-// What a scheduler is told and wants: its policy, requests and effects, and how a journal writes them.
+// The scheduler's policy, requests and effects, and how a journal writes them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace asyncmem::scheduler {
 
-// What a pool was told about getting, keeping and giving back memory. Times are seconds, sizes bytes.
+// The options of a pool about getting, keeping and giving back memory. Times are seconds, sizes bytes.
 struct Policy {
     uint64_t limit = no_limit;           // the most that may be reserved
     bool limited = false;                // the user chose it
@@ -103,7 +103,7 @@ struct Request {
     Reason reason = Reason::None;
     Shortage shortage = Shortage::None;
     bool noted = false;                // it stays for now, and counts among those who wait or grow
-    bool told = false;                 // its call has returned: an effect tells its end
+    bool returned = false;             // its call has: an effect says how it ends
     bool missed = false;               // mapped memory had none for it when it came
     bool waited = false;               // it has been behind other holders of memory
     bool grew = false;                 // memory has been made for it

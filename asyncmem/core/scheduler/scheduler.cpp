@@ -67,7 +67,7 @@ RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const 
         try {
             pump(now);
             note_fresh();
-        } catch (...) {  // its caller is never told of it
+        } catch (...) {  // its caller never learns its number
             if (request.queued()) settle(request, State::Failed, Reason::Error);
             if (request.state == State::Failed) remove(request);
             throw;
@@ -184,7 +184,7 @@ void Scheduler::leave(Request& request) {
     if (request.sleepers && request.terms.deadline == never) --sleeping_;
 }
 
-// End a request: it leaves the queue, and its waiters are told.
+// End a request: it leaves the queue, and its waiters are woken.
 void Scheduler::settle(Request& request, State state, Reason reason) {
     leave(request);
     request.state = state;
@@ -209,7 +209,7 @@ void Scheduler::settle(Request& request, State state, Reason reason) {
     if (request.waited && request.ask.caused) log_end(request);
     if (state == State::Ordering) {
         emit({.kind = Effect::Kind::Order, .request = request.id});
-    } else if (request.noted || request.told) {
+    } else if (request.noted || request.returned) {
         emit({.kind = state == State::Granted ? Effect::Kind::Granted : Effect::Kind::Failed, .request = request.id});
     }
 }
@@ -284,7 +284,7 @@ void Scheduler::note_handed_back(uint32_t account) {
 State Scheduler::leave_to(RequestId id) {
     ASYNCMEM_ENTER(leave_to, id);
     Request& request = need(id);
-    request.told = true;
+    request.returned = true;
     return request.state;
 }
 
@@ -352,7 +352,7 @@ void Scheduler::ordered(RequestId id, double now) {
     now_ = now;
     request.owed.clear();
     request.state = State::Granted;
-    if (request.noted || request.told) emit({.kind = Effect::Kind::Granted, .request = request.id});
+    if (request.noted || request.returned) emit({.kind = Effect::Kind::Granted, .request = request.id});
 }
 
 // Its stream could not be ordered: the memory goes back as it was, and the request takes none of other streams.
