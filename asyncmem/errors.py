@@ -89,7 +89,7 @@ class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
         self.sites = facts.sites
         self.cause = facts.cause
         self.advice = facts.advice
-        start = "CUDA OOM: CUDA out of memory. On" if facts.device_kind == "cuda" else "out of memory on"
+        start = "CUDA OOM: CUDA out of memory. On" if facts.device.partition(":")[0] == "cuda" else "out of memory on"
         super().__init__(f"{start} {printable(facts.device)}: {facts.describe()}")
 
 

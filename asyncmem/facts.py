@@ -52,11 +52,6 @@ class OutOfMemoryFacts:
     advice: tuple[str, ...] = ()
     """What to try, most promising first."""
 
-    @property
-    def device_kind(self) -> str:
-        """The part of the device's name before its number: "cuda", "host", "simulated"."""
-        return self.device.partition(":")[0]
-
     def describe(self) -> str:
         """Return the facts in one sentence, and what to try in a second."""
         cause = f" ({_CAUSES[self.cause]})" if self.cause else ""

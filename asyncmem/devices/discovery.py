@@ -32,11 +32,6 @@ GROUP: Final = "asyncmem.devices"
 """The entry points' group: a name such as "toy" stands for something that is called with N for "toy:N"."""
 
 
-def plugin_names() -> tuple[str, ...]:
-    """Return the names that installed distributions offer (reads their metadata)."""
-    return tuple(sorted({one.name for one in _offers()}))
-
-
 def plugin_device(kind: str, index: int) -> Device | None:
     """Make the device of another distribution, or return None where no such name is offered (blocks).
 
@@ -104,7 +99,8 @@ def device(source: str | Device = "auto", /) -> Device:
         made = _NUMBERED[kind](index) if kind in _NUMBERED else plugin_device(kind, index)
         if made is not None:
             return made
-    known = ("auto", "gpu", "host", "simulated", *(f"{kind}:N" for kind in _NUMBERED), *plugin_names())
+    offered = sorted({one.name for one in _offers()})
+    known = ("auto", "gpu", "host", "simulated", *(f"{kind}:N" for kind in _NUMBERED), *offered)
     raise InvalidRequest("device", source, f"one of {', '.join(map(repr, known))}, or a Device")
 
 

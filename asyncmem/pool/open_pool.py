@@ -323,16 +323,13 @@ class OpenPool(Opened):
 
     # -- options -----------------------------------------------------------------------------------------------------
 
-    def reconfigure(self, options: PoolOptions) -> None:
-        """Change the options."""
-        self.core.post(partial(self._reconfigure, options))
-
     def _apply(self, options: PoolOptions) -> None:
         self.options = options
         self.core.default_timeout = options.timeout
         self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
 
-    def _reconfigure(self, options: PoolOptions) -> bool:
+    def reconfigure(self, options: PoolOptions) -> bool:
+        """Change the options; return True, for `Core.post`, which calls again after an interrupt."""
         self._apply(options)
         self.spilling.look_again()
         self.core.scheduler.configure(self.core.time, **self._settings())

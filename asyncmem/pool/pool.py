@@ -398,7 +398,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         options = self._options.reconfigured(**changes)
         opened = self._need_open()
         self._options = options
-        opened.reconfigure(options)
+        opened.core.post(partial(opened.reconfigure, options))
         for kind, name in (("spilled", "spill_limit"), ("shared", "share_limit")):
             with self._making_host_pool:
                 other = self._host_pools.get(kind)
