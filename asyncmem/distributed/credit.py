@@ -105,6 +105,11 @@ class Inbox(Generic[T]):
             raise ProtocolError(f"item {number} comes after item {last}")
         queue.append((number, item))
 
+    def clear(self) -> None:
+        """Drop what waits."""
+        for queue in self._queues:
+            queue.clear()
+
     def get(self) -> T | None:
         """Return the next item, or None while it is not here."""
         for queue in self._queues:

@@ -74,6 +74,7 @@ class Mailbox:
     def __init__(self, at: int, parts: int, edges: int) -> None:
         self._inbox = Inbox[Parcel](at, parts, edges)
         self._arrived = asyncio.Event()
+        self.clear = self._inbox.clear
 
     def put(self, edge: int, parcel: Parcel) -> None:
         """Take an item in.
@@ -103,6 +104,7 @@ class Outgoing:
         edge: The edge.
         types: The records that items may have.
         deliver: Hands an item to the other end in the same process; None for one that is elsewhere.
+        memory: The pool of the sending stage, which is closed after this edge; None for the source.
         keep: The pool of memory to share with the receiver, for what is not in such memory; None for others.
         staging: The pool of the host's memory by which arrays of a GPU go over TCP and UCX.
         pid: The receiver's process.
@@ -111,11 +113,13 @@ class Outgoing:
 
     def __init__(
         self, edge: Edge, types: Sequence[type], *, deliver: Callable[[Parcel], None] | None = None,
-        keep: Share | None = None, staging: Share | None = None, pid: int = 0, ucx: Ucx | None = None,
+        memory: Share | None = None, keep: Share | None = None, staging: Share | None = None, pid: int = 0,
+        ucx: Ucx | None = None,
     ) -> None:  # fmt: skip
         self.edge = edge
         self._types = types
         self._deliver = deliver
+        self._memory = memory
         self._keep = keep
         self._staging = staging
         self._pid = pid
@@ -124,7 +128,8 @@ class Outgoing:
         self._credit = Credit(edge.window)
         self._returned = asyncio.Event()
         self._link: Link | None = None
-        self._kept: set[asyncio.Task[None]] = set()
+        # Who waits for a reader; what it reads, and that as far as it is the pipeline's own.
+        self._exported: dict[asyncio.Task[None], tuple[share.Export, Buffer | Array | None]] = {}
 
     async def run(self, link: Link) -> None:
         """Serve the edge over a link, until that ends.
@@ -200,40 +205,45 @@ class Outgoing:
             return leaf
         assert self._keep is not None
         source = value
-        if isinstance(source, np.ndarray) or not _is_shareable(source):
+        if not isinstance(_device_of(source), Shareable):
             self._fit(leaf.nbytes)
-            copy = await self._keep.allocate_async(leaf.nbytes)
-            if leaf.nbytes:
-                await copy.copy_from(
-                    np.ascontiguousarray(source).view(np.uint8).reshape(-1) if leaf.kind == "numpy" else source
-                )
-            source = copy
-        exported = share.export(cast("Buffer | Array", source), pid=self._pid)
-        task = asyncio.get_running_loop().create_task(_keep(exported, source))
-        self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
+            source = await self._keep.allocate_async(leaf.nbytes)
+            try:
+                if leaf.nbytes:
+                    await source.copy_from(
+                        np.ascontiguousarray(value).view(np.uint8).reshape(-1) if leaf.kind == "numpy" else value
+                    )
+            except BaseException:
+                source.free()  # behind the copy
+                raise
+        source = cast("Buffer | Array", source)
+        exported = share.export(source, pid=self._pid)
+        own = source is not value or (self._memory is not None and _device_of(source) is pool_of(self._memory).device)
+        task = asyncio.get_running_loop().create_task(_read(exported))
+        self._exported[task] = exported, source if own else None
+        task.add_done_callback(self._end)
         return replace(leaf, inline=exported.descriptor)
 
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._exported.pop(task)[0].close()
+
     async def close(self) -> None:
-        """Let go of what was exported: the receiver has it, or is gone."""
-        for task in tuple(self._kept):
+        """Leave what was exported to the receiver, who has it or is gone: its pool, which ends, does not miss it."""
+        for task, (_, own) in self._exported.items():
+            if own is not None:
+                own.free()
             task.cancel()
-        await asyncio.gather(*self._kept, return_exceptions=True)
+        await asyncio.gather(*self._exported, return_exceptions=True)
 
 
-async def _keep(exported: share.Export, source: object) -> None:
-    """Keep memory until its reader has let go of it."""
-    try:
-        with suppress(ReaderLost):
-            await exported.wait()
-    finally:
-        exported.close()
-        del source
+async def _read(exported: share.Export) -> None:
+    with suppress(ReaderLost):
+        await exported.wait()
 
 
-def _is_shareable(value: object) -> bool:
+def _device_of(value: object) -> object:
     buffer = value.buffer if isinstance(value, Array) else value
-    return isinstance(buffer, Buffer) and isinstance(buffer.device, Shareable)
+    return buffer.device if isinstance(buffer, Buffer) else None
 
 
 class Incoming:

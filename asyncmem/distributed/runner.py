@@ -363,7 +363,7 @@ class Runner:
             memory = await self._memory_for(resources, part.stage, part.device, part.nbytes, kind)
             out = []
             for edge in edges:
-                out.append(await self._outgoing(edge, mailboxes, resources))
+                out.append(await self._outgoing(edge, memory, mailboxes, resources))
                 if plan.edges[edge].kind != "process":
                     coroutines.append(partial(self._serve_out, edge, out[-1]))
             for place, edge in enumerate(plan.into(number)):
@@ -373,9 +373,12 @@ class Runner:
                 self, self.it.stages[part.index], part.workers, memory, mailbox, out
             )
             coroutines.append(active.run)
+            resources.callback(mailbox.clear)  # what nobody takes any more, before the memory that it is in
         return coroutines
 
-    async def _outgoing(self, number: int, mailboxes: dict[int, Mailbox], resources: AsyncExitStack) -> Outgoing:
+    async def _outgoing(
+        self, number: int, memory: Share, mailboxes: dict[int, Mailbox], resources: AsyncExitStack
+    ) -> Outgoing:
         plan, types = self.it.plan, self.it.types
         edge = plan.edges[number]
         receiver = plan.parts[edge.receiver]
@@ -385,7 +388,7 @@ class Runner:
         on, name = plan.parts[edge.sender].device, plan.name_of(edge)
         if edge.kind == "share":
             keep = await self._memory_for(resources, name, on, edge.window, "shared")
-            return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
+            return Outgoing(edge, types, memory=memory, keep=keep, pid=plan.nodes[receiver.node].pid)
         staging = None if on == "host" else await self._memory_for(resources, name, on, edge.window, "pinned")
         return Outgoing(edge, types, staging=staging, ucx=self._ucx if edge.kind == "ucx" else None)
 

@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,17 @@ from asyncmem.pipeline import Pipeline, stage
 from asyncmem.pipeline.stage import AnyStage
 
 from .machines import Machine
-from .stages import SIZE, Homely, Sample, at_home, decode, expected, incomplete, three
+from .stages import SIZE, Homely, Sample, at_home, decode, double, expected, incomplete, passes, three, warned
 
 MIB = 1 << 20
 links = pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
+
+
+async def on_workers(address: str, call: Callable[..., object]) -> list[Any]:
+    """Call a function on all workers."""
+    options = {"asynchronous": True, "set_as_default": False}
+    async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
+        return list((await client.run(call)).values())
 
 
 async def runners(address: str) -> int:
@@ -34,9 +43,7 @@ async def runners(address: str) -> int:
     async def count(dask_worker: Any) -> int:
         return len((await runner.Service.of(dask_worker)).runners)
 
-    options = {"asynchronous": True, "set_as_default": False}
-    async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
-        return sum((await client.run(count)).values())
+    return sum(await on_workers(address, count))
 
 
 @pytest.mark.asyncio
@@ -223,6 +230,34 @@ async def test_a_loop_may_be_left(scheduler: Machine) -> None:
             async for _ in results:
                 break
         assert [value for _, value in [y async for y in pipe.map(range(5))]] == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+async def watch_warnings(dask_worker: Any) -> None:
+    """Keep what a worker warns of."""
+    del dask_worker
+    warned.clear()
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_: warned.append(str(message))
+
+
+async def warnings_of(dask_worker: Any) -> list[str]:
+    """Return what a worker has warned of."""
+    del dask_worker
+    return warned
+
+
+@pytest.mark.asyncio
+async def test_results_may_be_kept_and_items_dropped(scheduler: Machine) -> None:
+    """Results stay valid after the block, and no worker takes them for a leak, nor what was under way."""
+    await on_workers(scheduler.address, watch_warnings)
+    async with Pipeline(decode, double, passes).place(scheduler.address) as pipe:
+        kept = [y async for y in pipe.map(range(5))]
+        for _ in range(5):
+            async with pipe.map(range(100)) as results:
+                async for _ in results:
+                    break
+    assert [float(y.numpy()[0]) for y in kept] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert await on_workers(scheduler.address, warnings_of) == [[], [], []]
 
 
 @pytest.mark.asyncio
