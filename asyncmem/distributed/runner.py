@@ -81,7 +81,10 @@ def current_item() -> Item:
     Raises:
         LookupError: No stage of a pipeline over workers runs here.
     """
-    return _current.get()
+    item = _current.get(None)
+    if item is None:
+        raise LookupError("current_item() is for stages of a pipeline that is placed on workers, while they run there")
+    return item
 
 
 @dataclass(frozen=True, slots=True)

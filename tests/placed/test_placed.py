@@ -1,6 +1,7 @@
 """Pipelines over workers: the same results, order and failures as in one process, by every kind of link."""
 
 import asyncio
+import pickle
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,7 @@ from distributed import Client
 
 import asyncmem
 from asyncmem import InvalidRequest
-from asyncmem.distributed import runner
+from asyncmem.distributed import current_item, runner
 from asyncmem.distributed.frames import HELLO, HELLO_META, pack
 from asyncmem.distributed.link import connect, need_tls
 from asyncmem.distributed.placed import PlacedPipeline
@@ -365,6 +366,13 @@ def test_others_reach_no_link_without_tls(host: str) -> None:
         need_tls(host, None)
     for own in ("127.0.0.1", "::1", "localhost"):
         need_tls(own, None)
+
+
+def test_items_are_for_stages_alone() -> None:
+    """Elsewhere there is none, and the error says so; it goes through Dask, as a task's."""
+    with pytest.raises(LookupError, match="for stages") as caught:
+        current_item()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_without_a_place_dask_is_not_imported(tmp_path: Path) -> None:
