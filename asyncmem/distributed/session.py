@@ -95,10 +95,6 @@ class Session:
         self._items.append(item)
         self._more.set()
 
-    def end(self) -> None:
-        """End the run."""
-        self._over.set()
-
     async def open(self) -> None:
         """Connect to the workers, once all of them have their parts.
 
@@ -155,7 +151,7 @@ class Session:
         self._serving.append(serve)
 
     async def run(self) -> None:
-        """Send items and take results, until a worker is lost, a stage has failed, or `end`.
+        """Send items and take results, until a worker is lost or a stage has failed.
 
         What the client itself fails by is raised, as where its pool is closed.
         """
