@@ -13,7 +13,7 @@ The layers, lowest first; a file imports only from those before its own::
     runtime     one pool per device for the whole process
     exchange    memory of other libraries as arrays
     pipeline/   channels and stages in bounded memory, feeding a device, models trained in stages
-    interop/    other libraries on a pool; a module for each, imported by who uses it
+    interop/    other libraries on a pool; a module for each, imported by its users
     share/      memory of one process in another of the same host
     testing/    for tests of programs that use asyncmem
     replay/     recordings of allocations, and what a pool would reserve for them

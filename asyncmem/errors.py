@@ -232,7 +232,7 @@ class DeviceError(AsyncmemError, RuntimeError):
 
     __module__ = "asyncmem"
     CAPTURE_UNSUPPORTED = 900
-    """The code, CUDA's and HIP's, of what cannot be had while a graph is captured, and can afterwards."""
+    """The code, CUDA's and HIP's, of a call that is refused while a graph is captured, and works afterwards."""
 
     def __init__(self, call: str, *, code: int, code_name: str, device: str = "", advice: str = "") -> None:
         """Take the driver's name of the call, its code and that code's name."""

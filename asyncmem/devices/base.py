@@ -213,7 +213,7 @@ class Device(ABC):
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
     checker: "Sanitizer | None" = None
     """The memory checker that is told of each block; None costs nothing."""
-    joins_segments: bool = False  # "stream_ordered" ones that lie side by side can be had as one: `free_segment_behind`
+    joins_segments: bool = False  # "stream_ordered" ones that lie side by side can become one: `free_segment_behind`
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
     _closed = False
 
@@ -272,7 +272,7 @@ class Device(ABC):
         """Make `moves`, then unmap the spans of `out`, then put memory behind those of `into` (**blocks**).
 
         A move is a span and an address. Its memory is mapped there as well: work that was submitted before goes on at
-        the span, all later work uses the address, and both are the same bytes to whoever orders streams. The span is
+        the span, all later work uses the address, and both are the same bytes to the order of streams. The span is
         unmapped like any other, some day. What was mapped as one span is moved and unmapped as one.
 
         The memory of a span that was its last address serves a later one of its size; what serves none goes back to the

@@ -71,7 +71,7 @@ class Mapping:
             self._close()
 
     def empty(self, address: int, nbytes: int) -> None:
-        """Give the memory behind whole pages back to the system; they read as zeros from then on, for everybody."""
+        """Give the memory behind whole pages back to the system; they read as zeros from then on, in all processes."""
         self._advise(address - self.address, nbytes, mmap.MADV_REMOVE)
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> None:

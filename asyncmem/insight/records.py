@@ -171,12 +171,12 @@ class Records:
         return rows["time_ns"] - self.began, np.cumsum(change_of(rows, Kind.FREED))
 
     def reserved(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what is had from the device after each growth and trim: times likewise, and bytes."""
+        """Return what is reserved after each growth and trim: times likewise, and bytes."""
         rows = self.of(Kind.GREW, Kind.TRIMMED).rows
         return rows["time_ns"] - self.began, np.cumsum(change_of(rows, Kind.TRIMMED))
 
     def most_reserved(self) -> int:
-        """Return the most bytes that were had from the device at once."""
+        """Return the most bytes that were reserved at once."""
         return int(self.reserved()[1].max(initial=0))
 
     def hit_rate(self) -> float:

@@ -142,7 +142,7 @@ def _segments(opened: OpenPool) -> NDArray[np.void]:
     segments = segment_infos(opened)
     rows = np.zeros(len(segments), ROW)
     rows["nbytes"] = [one.nbytes for one in segments]
-    # What lies in pages is told by its bytes alone, as their coming and going are.
+    # Memory in pages has no address in rows, only bytes, as their growth and trims.
     rows["address"] = [one.address if one.kind != "paged" else 0 for one in segments]
     rows["kind"] = Kind.GREW
     rows["number"] = NO_NUMBER
@@ -156,11 +156,11 @@ def in_order(held: NDArray[np.void], rows: NDArray[np.void], began: int, *, lost
     segments = held[held["kind"] == Kind.GREW]
     segments["time_ns"] = start
     buffers = held[held["kind"] != Kind.GREW]
-    return _righted(np.concatenate((segments, _completed(rows, buffers, start))))
+    return _balanced(np.concatenate((segments, _completed(rows, buffers, start))))
 
 
 def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Sequence[tuple[int, int]]) -> NDArray[np.void]:
-    """Return rows with what can be told of those that are lost among them.
+    """Return rows with those that can be inferred of the lost ones among them.
 
     What is not held at the end, and of whose free there is no row, was freed in a gap: the first one behind it. What is
     held and of whose allocation there is no row was allocated in one.
@@ -240,7 +240,7 @@ def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> ND
         rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
         kinds = rows["kind"]
     known = of_kinds(rows, Kind.ALLOCATED, Kind.HELD)
-    # The row of a free tells of its allocation all but when it was, and that it does by how long it was held.
+    # The row of a free has all about its allocation; its time follows from how long the buffer was held.
     ended = rows[kinds == Kind.FREED]
     ended["time_ns"] -= ended["span_ns"]
     before = np.concatenate((held, ended))
@@ -253,7 +253,7 @@ def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> ND
     return together[np.argsort(together["time_ns"], kind="stable")]
 
 
-def _righted(rows: NDArray[np.void]) -> NDArray[np.void]:
+def _balanced(rows: NDArray[np.void]) -> NDArray[np.void]:
     """Return rows in which growth and trims add up: all that goes was there before, and nothing comes twice.
 
     What a pool has from the device is listed a moment after its records begin. Memory that comes in that moment is
@@ -263,7 +263,7 @@ def _righted(rows: NDArray[np.void]) -> NDArray[np.void]:
     if not len(at):
         return rows
     places = rows["address"][at]
-    # Where it is not always known which memory it is, only the sum over the pool can be told.
+    # Where it is not always known which memory it is, only the sum over the pool is.
     places[np.isin(rows["pool"][at], rows["pool"][at[places == 0]])] = 0
     order = np.lexsort((places, rows["pool"][at]))
     at, places = at[order], places[order]

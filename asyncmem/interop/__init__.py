@@ -1,6 +1,6 @@
 """Other libraries on a pool: their memory comes from it, and what they free goes back. One module for each library.
 
-Nothing is imported here: `import asyncmem.interop.torch` by who uses it. `use(share, *, tag, timeout)` is the same for
+Nothing is imported here: import `asyncmem.interop.torch` yourself. `use(share, *, tag, timeout)` is the same for
 torch, CuPy and Numba: inside of the block it allocates all memory of this thread on the share's device from there.
 
 Args:

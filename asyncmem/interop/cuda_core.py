@@ -90,7 +90,7 @@ class _Kept:
 
 
 class _Catcher(MemoryResource):  # type: ignore[misc]  # as above
-    """Is given another owner of a stream, as whoever takes a buffer back."""
+    """A resource whose one buffer is closed at once: its `deallocate` gets the other owner of the stream."""
 
     is_device_accessible, is_host_accessible, device_id = True, False, 0
 

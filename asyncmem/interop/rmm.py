@@ -76,7 +76,7 @@ class _Calls:
 class ResourceDevice(Cuda):
     """A GPU whose segments come from a resource of RMM's: what a pool over it reserves, RMM counts and limits.
 
-    Neither other GPUs nor paged memory can be had by it. The resource must stay usable until the pool is closed.
+    It has neither access to other GPUs nor paged memory. The resource must stay usable until the pool is closed.
     """
 
     joins_segments = False  # RMM does not say what becomes of memory that is given back

@@ -142,7 +142,7 @@ class ReadAhead(ABC):
         self._waiting: list[Batch] = []  # a heap: not requested yet
         self._granted: deque[Batch] = deque()  # and the reader has not read these
         self._read_out = False
-        self._void_from = math.inf  # the number of the first batch that nobody wants
+        self._void_from = math.inf  # the number of the first batch that is not wanted
 
     def start(self) -> None:
         """Start reading."""
@@ -351,7 +351,7 @@ class TaskReadAhead(ReadAhead):
                         await self._pool.open()
                         items = aiter(self._loader)
                     self._hand_on(await self._request(await anext(items)))
-        except Exception as error:  # noqa: BLE001 -- raised by who waits for the task
+        except Exception as error:  # noqa: BLE001 -- raised by the thread that waits for the task
             return error
         except anyio.get_cancelled_exc_class():
             # The task is our own: when the loop's run ends and cancels it, nothing has to be told.

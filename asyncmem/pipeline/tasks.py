@@ -167,7 +167,7 @@ def describe_error(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # of the program's class, and no reason to lose what it is
-        text = "its text cannot be had"
+        text = "its text cannot be made"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -97,7 +97,7 @@ class Movable:
         share: Who its memory is charged to, or was when last looked at.
         makes_room: The shares in which it counts as memory that may move.
         stream: The home stream that it comes back to.
-        owners: The numbers of who uses it now, once for each use.
+        owners: The numbers of its users now, once for each use.
         fetching: What to wait for while a use brings it back, or None.
         patient: Whether the use that brings it back has no timeout.
     """
@@ -197,7 +197,7 @@ class Using:
 
     Attributes:
         one: What is used.
-        owner: The number of who uses it.
+        owner: The number of the user.
         buffer: Its memory once the use has begun, or None.
         fetches: Whether its caller brings it back.
         over: Whether it has ended.

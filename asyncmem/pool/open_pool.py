@@ -85,7 +85,7 @@ class OpenPool(Opened):
             page = max(device.page, 1)
             self.executor.reserve(_SPREAD * max(device.capacity, page) // page * page)
         self._emptied_latch: Latch[None] | None = None
-        self._closers: deque[Latch[object]] = deque()  # who waits for the end
+        self._closers: deque[Latch[object]] = deque()  # callers that wait for the end
         self._releasing: set[int] = set()  # threads that give back what there is, and need not be asked to
         self.captures = Captures(self)
         self.spilling = Spilling(self)
@@ -101,8 +101,8 @@ class OpenPool(Opened):
         _opened[id(self)] = self
         core.open = True
         self.observe()
-        for told in tuple(arrivals):
-            told(self)
+        for arrival in tuple(arrivals):
+            arrival(self)
         self.worker.start()
 
     def _settings(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class OpenPool(Opened):
         return latch
 
     def close(self, error: Exception) -> None:
-        """Refuse everything from now on, and fail who waits, first."""
+        """Refuse everything from now on, after failing what waits."""
         if self.closed is None:
             self.core.note(Kind.CLOSED, nbytes=self.core.account(0).requested)
         self.closed = self.refusing = self.closed or error  # the first has the reason

@@ -157,7 +157,7 @@ class Opening(Latch[PoolDevices]):
         """Return what was made, which is the caller's from then on; None for all but the first.
 
         Raises:
-            AsyncmemError: The devices cannot be had.
+            AsyncmemError: The devices cannot be made.
 
         Cancelled: nothing is left, unless others wait too.
         """

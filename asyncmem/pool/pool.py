@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 _PINNED_SHARE: Final = 0.25
-"""Of the host's memory: what is page-locked is lost to everybody else."""
+"""Of the host's memory: what is page-locked is lost to all other programs."""
 
 _numbers = itertools.count(1)
 _installing = threading.RLock()  # re-entrant: a signal's handler may close a pool that is being opened

@@ -103,7 +103,7 @@ class AnyShare(Allocator):
             share = share._parent
 
     def capacity(self) -> int:
-        """Return the most bytes that could ever be had here."""
+        """Return the most bytes that could ever be allocated here."""
         return min(share._own_limit() for share in self._lineage())
 
     def _own_limit(self) -> int:

@@ -107,7 +107,7 @@ class Spilling:
         if buffer is None or buffer.alive:
             raise InvalidRequest("buffer", buffer, "a buffer that is neither pinned nor exported")
         assert one.buffer is not None
-        one.buffer._let_go()  # by its owner: it may be had without that owner now
+        one.buffer._let_go()  # its owner holds it no more: it may go without that owner now
         with self._locked():
             self._enter_idle(one)
 
@@ -131,7 +131,7 @@ class Spilling:
             self.opened.lock.release()
         for call in after:
             call()
-        del buffer  # it frees itself, behind all streams where nothing else can be had
+        del buffer  # it frees itself, behind all streams if there is no other fence
         return True
 
     def _end(self, one: Movable, after: After) -> Buffer | None:
@@ -266,7 +266,7 @@ class Spilling:
 
     @uninterruptible
     def bind(self, effect: Effect) -> None:
-        """Bind what is to move, so that who comes to use it from now on stands behind the request that it moves for.
+        """Bind what is to move, so that later uses of it come behind the request that it moves for.
 
         Does not block, for finalizers: where the lock is held, `move_out` does it.
         """

@@ -118,8 +118,8 @@ def advise(trace: Trace, policy: Policy | None = None, model: Model | None = Non
 
     Args:
         trace: What the program did.
-        policy: How its memory is had now; None for segments of a pool of the driver's.
-        model: What it is had from; None for an H200 that is never late.
+        policy: How it gets memory now; None for segments of a pool of the driver's.
+        model: The device; None for an H200 that is never late.
     """
     policy, model = policy or Policy.parse("stream_ordered"), model or Model()
     before = replay(trace, policy, model)
@@ -162,7 +162,7 @@ def _try_warmup(trial: _Trial) -> None:
 def _try_limit(trial: _Trial) -> None:
     if not trial.trace.peak_requested:
         return
-    # What was had before the program began lies where it lies: with it the program fits another limit.
+    # What was allocated before the program began stays where it is: with it the program fits another limit.
     whole = _warm_traces(trial.trace, trial.model)[1] if trial.warm else trial.trace
     smallest = fit(whole, trial.policy, trial.model)
     within = fit(whole, trial.policy, trial.model, waiting=WAITING)

@@ -1,4 +1,4 @@
-"""What a program is replayed on: a device, how late it is, what its driver charges; and how memory is had from it."""
+"""What a program is replayed on: a device, how late it is, what its driver charges; and how memory is got from it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -242,7 +242,7 @@ def _reserved(device: Device, nbytes: int) -> Iterator[tuple[int, _Remap]]:
         device.unreserve(start, nbytes)
 
 
-# -- how memory is had -------------------------------------------------------------------------------------------------
+# -- how memory is got -------------------------------------------------------------------------------------------------
 
 KINDS: Final = ("paged", "virtual", "stream_ordered", "direct")
 """The kinds of segments that can be replayed."""
@@ -272,7 +272,7 @@ class Policy:
     Attributes:
         segments: "paged" (pages below reserved addresses), "virtual", "stream_ordered" (which become one where they lie
             side by side and are free in a stream's order) or "direct".
-        take_back: Whether memory in no use is had elsewhere before more than ever is taken: pages are moved, segments
+        take_back: Whether idle memory is used again before more than ever is taken: pages are moved, segments
             go back; for all but "direct".
         patience: How long growth may wait before more than ever is taken; for all but "direct".
         options: The pool's; those in `MATTERS` count.

@@ -28,7 +28,7 @@ class Outcome(ABC):
         duration: The time that was recorded, at the pace of the replay.
         peak_requested: The most that was live at once, as it was asked for: no allocator can reserve less.
         peak_active: The most that was live at once, as it was rounded.
-        peak_reserved: The most that was had from the driver at once.
+        peak_reserved: The most that was reserved at once.
         takes: Allocations that were served.
         frees: How many of them were freed.
         waits: How often the program waited for memory, mostly because it was still in use,
@@ -81,8 +81,8 @@ class Replay(Outcome):
     Allocations of no bytes are not counted.
 
     Attributes:
-        policy: How memory was had.
-        model: What it was had from.
+        policy: How it got memory.
+        model: The device.
         misses: How many allocations found nothing ready.
         foreign: How many made a stream wait for another.
         driver_calls: How often each call of the driver was made that was made at all.
@@ -131,8 +131,8 @@ class Runner:
 
     Args:
         trace: What the program did.
-        policy: How its memory is had.
-        model: What it is had from.
+        policy: How it gets memory.
+        model: The device.
 
     Raises:
         BadTrace: The program has more streams than can be replayed.
@@ -204,8 +204,8 @@ def replay(
 
     Args:
         trace: What the program did.
-        policy: How its memory is had; None by pages below reserved addresses.
-        model: What it is had from; None for an H200 that is never late.
+        policy: How it gets memory; None by pages below reserved addresses.
+        model: The device; None for an H200 that is never late.
         limit: The most that may be reserved, in bytes. Memory that is still in use is waited for; where that would not
             do, the replay ends.
         samples: How many moments to look at, about, for a plot.
@@ -257,8 +257,8 @@ def fit(trace: Trace, policy: Policy | None = None, model: Model | None = None, 
 
     Args:
         trace: What the program did.
-        policy: How its memory is had; None by pages below reserved addresses.
-        model: What it is had from; None for an H200 that is never late.
+        policy: How it gets memory; None by pages below reserved addresses.
+        model: The device; None for an H200 that is never late.
         waiting: The share of its time that the program may wait for memory that is in use, all waits together.
     """
     model = model or Model()

@@ -61,7 +61,7 @@ cdef class Allocator:
             self._core.post(partial(self._core.pool.end_share, self, self._account))
 
     def _end_share(self):
-        """Fail who waits here, then give the range back. Called again where an interrupt ended it."""
+        """Fail the requests that wait here, then give the range back. Called again where an interrupt ended it."""
         cdef Core core = self._core
         cdef double now
         cdef uint32_t flags = 0, account = self._account
@@ -91,7 +91,7 @@ cdef class Allocator:
             size: Bytes, or text such as "64 MiB". Zero gives a valid empty buffer.
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count it.
-            priority: Higher is served first among those who wait.
+            priority: Of waiting requests, the higher is served first.
             timeout: Seconds to block this thread for, at most; None does not wait.
 
         Raises:
@@ -112,7 +112,7 @@ cdef class Allocator:
             size: Bytes, or text such as "64 MiB". Zero gives a valid empty buffer.
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count it.
-            priority: Higher is served first among those who wait.
+            priority: Of waiting requests, the higher is served first.
             timeout: Seconds from this call after which the await raises PoolTimeout.
 
         Raises:
@@ -145,7 +145,7 @@ cdef class Allocator:
             sizes: Bytes or texts. Similar sizes are laid side by side; the batch has the order asked.
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count them.
-            priority: Higher is served first among those who wait.
+            priority: Of waiting requests, the higher is served first.
             timeout: Seconds from this call after which the await raises PoolTimeout.
         """
         cdef Core core = self._core

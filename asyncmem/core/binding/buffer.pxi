@@ -2,7 +2,7 @@
 
 cdef char _nothing = 0  # where the buffer protocol points for an empty buffer
 
-# An export that ends with the buffer's own object: who reads a CUDA array interface keeps only what offered it.
+# An export that ends with the buffer's own object: a reader of a CUDA array interface keeps only what offered it.
 cdef enum:
     _LENT = 1 << 30
 
@@ -140,7 +140,7 @@ cdef class Buffer:
         self.finish_unattended(stream)
 
     cdef void finish_unattended(self, object stream) noexcept:
-        # Where nobody says that the streams which it knows by mere handles are still alive.
+        # For a caller that cannot say that streams known by mere handles are still alive.
         cdef Retire retire = self.core().retire
         retire.unattended += 1
         self.finish(stream)

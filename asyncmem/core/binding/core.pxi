@@ -187,7 +187,7 @@ cdef class Core(Heap):
     def borrow(self, address, nbytes, stream, loan):
         """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
 
-        A true `loan.readonly` keeps everybody from writing. Owners must not hold the buffer.
+        A true `loan.readonly` forbids all writing. Owners must not hold the buffer.
         """
         cdef Buffer buffer = asyncmem_owned(
             _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, self.stream_number(stream), 0, None))
@@ -367,7 +367,7 @@ cdef class Core(Heap):
             self.carry_out()
 
     def look_for_deadlock(self):
-        """Look for owners who wait for each other, if nothing has moved since this was asked for."""
+        """Look for owners that wait for each other, if nothing has moved since this was scheduled."""
         self.s.quiet(self.now(), _claims_in(self.pool.spilling.claims()))
         for one in self.s.stuck():
             self.know_sleeper(one.request)
@@ -497,7 +497,7 @@ cdef class Core(Heap):
         return <object><PyObject*><size_t>found.caller
 
     def requests(self):
-        """Return who waits or grows, in the order of arrival, as dictionaries of facts."""
+        """Return the requests that wait or grow, in the order of arrival, as dictionaries of facts."""
         cdef const CRequest* one
         cdef uint64_t nbytes, owner
         cdef uint32_t account

@@ -353,7 +353,7 @@ cdef class Await(Awaiting):
     cdef Await_stage stage
 
     def __dealloc__(self):
-        # Dropped asleep, which only happens to who drives an await by hand, or whose loop was closed: tasks close theirs.
+        # Dropped asleep, which only happens where an await is driven by hand, or its loop was closed: tasks close theirs.
         if self.stage == Asleep and self.request is not None:
             self.end_sleep()
             if self.request.awaited == 0 and self.request._id:

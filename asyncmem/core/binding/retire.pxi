@@ -1,4 +1,4 @@
-# Retire: which freed memory waits for which fence, and who has to wait for it.
+# Retire: which freed memory waits for which fence, and which streams have to wait for it.
 #
 # Freed memory carries entries, {stream: epoch}: uses that are not yet known to be done. An epoch is the frees on a stream
 # between two of its fences. What is kept are these rules of stream order:

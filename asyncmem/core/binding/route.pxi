@@ -93,11 +93,11 @@ cdef class Route:
         asyncmem_routes().install(self.c[0])
 
     cdef int begin(self) except -1:
-        # Let memory be had by it, until as many `end` follow.
+        # Serve allocations by it, until as many `end` follow.
         asyncmem_routes().use(self.c[0])
         if self not in self.core.routes:
             self.core.routes[self] = None
-            Py_INCREF(self)  # what it has served is freed by its pointer, when nobody may hold it nor its pool any more
+            Py_INCREF(self)  # what it has served is freed by its pointer, also when nothing else refers to it or its pool
         self.inside = True
         self.set_open()
 

@@ -19,7 +19,7 @@ cdef enum:
 cdef class Witness:
     """Notes the callers of requests, while a pool's log is read.
 
-    Number 0 of each kind stands for what is not known. Lists only grow, so who has read one up to some length reads on
+    Number 0 of each kind stands for what is not known. Lists only grow, so a reader of one up to some length reads on
     from there.
 
     Args:

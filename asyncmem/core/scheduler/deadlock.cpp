@@ -1,4 +1,4 @@
-// Who holds what, and who can never be served whatever everybody else does.
+// What each owner holds, and which requests can never be served whatever all others do.
 //
 // The proof supposes that every owner that does not wait frees all it holds. Each one that can then be served is, and frees what
 // it holds, and so on. Who is left is stuck for certain: short of cancelling one of them, nothing helps. Requests with a
@@ -173,7 +173,7 @@ private:
     uint64_t limit_ = 0, kept_ = 0;
 };
 
-// What owners who wait hold, and who of them could still be served.
+// What waiting owners hold, and which of them could still be served.
 //
 // Everybody who cannot be served is listed at the innermost share that stops it. Only when something there is freed, or
 // the first one there goes, are those looked at again that fit now: O(n log n) for n requests, however long the chains.

@@ -30,7 +30,7 @@ void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32
     by_account_[account] = std::move(share);
 }
 
-// Fail all who wait in a share that ends; what else is left there counts for the share around it from now on.
+// Fail all requests that wait in a share that ends; what else is left there counts for the share around it from now on.
 void Scheduler::leave_to_outer(Share& share, double now) {
     auto is_inside = [&](const Share* one) {
         for (; one; one = one->part_of)
@@ -107,7 +107,7 @@ void Scheduler::configure(const Policy& policy, double now) {
     pump(now);
 }
 
-// Fail who asks for more than a limit that was lowered allows.
+// Fail the requests for more than a limit that was lowered allows.
 void Scheduler::refuse_hopeless(Share& share, uint64_t limit) {
     refuse_waiting(share, limit);
     std::vector<Request*> growing = growing_inside(share);
@@ -116,7 +116,7 @@ void Scheduler::refuse_hopeless(Share& share, uint64_t limit) {
     take_promises_back(share);
 }
 
-// Promises above a limit that was lowered are in everybody's way, those who have one included: memory would be made for
+// Promises above a limit that was lowered are in the way of all requests, those with one included: memory would be made for
 // them, which no request may take, and given back, for ever. The last ones wait for other holders again.
 void Scheduler::take_promises_back(const Share& share) {
     auto too_much = [&] {
@@ -167,7 +167,7 @@ void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
 // within the allowance of the first, and a free is told only where it is enough for one of them.
 //
 // Other threads free meanwhile, and tell of it only where a gate is closed. So where one is closed that was open, and blocks
-// were given back beyond `returns`, all who wait must be tried again: true.
+// were given back beyond `returns`, all waiting requests must be tried again: true.
 bool Scheduler::set_gates(uint64_t returns) {
     bool again = false;
     auto set = [&](Share& share, bool gated) {

@@ -135,7 +135,7 @@ bool Scheduler::tidy() {
 
 bool Scheduler::start(Decision job, Request* request, Means means) {
     if (!job) return false;
-    if (means != Means::Ask) ++figures_.means[static_cast<size_t>(means)];  // that is counted by who asks
+    if (means != Means::Ask) ++figures_.means[static_cast<size_t>(means)];  // the caller counts that
     Effect& effect = job->effect;
     effect.job = ++last_job_;
     job->started = now_;

@@ -232,7 +232,7 @@ class Shares {
 public:
     explicit Shares(Heap& heap) : heap_(heap) {}
 
-    // Something changed about a share: who waits there, its limit, or what is live.
+    // Something changed about a share: what waits there, its limit, or what is live.
     static void touch(Share& share) {
         for (Share* one = &share; one; one = one->up) one->stale = true;
     }

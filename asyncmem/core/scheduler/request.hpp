@@ -16,7 +16,7 @@ struct Policy {
     uint64_t limit = no_limit;           // the most that may be reserved
     bool limited = false;                // the user chose it
     bool paged = false;                  // memory comes by pages; else in segments
-    bool joins = false;                  // segments side by side, free in a stream's order, can be had as one
+    bool joins = false;                  // segments side by side, free in a stream's order, become one
     bool direct = false;                 // a segment for each request, which goes back as it is freed
     uint64_t granularity = 1;            // a segment's size is a multiple of it
     uint64_t page = 0;
@@ -102,13 +102,13 @@ struct Request {
     State state = State::Waiting;
     Reason reason = Reason::None;
     Shortage shortage = Shortage::None;
-    bool noted = false;                // it stays for now, and counts among those who wait or grow
+    bool noted = false;                // it stays for now, and counts as waiting or growing
     bool returned = false;             // its call has: an effect says how it ends
     bool missed = false;               // mapped memory had none for it when it came
     bool waited = false;               // it has been behind other holders of memory
     bool grew = false;                 // memory has been made for it
     bool making = false;               // what the last try came to: something is under way for it
-    bool pressed = false;              // it takes what it would rather leave: nothing better can be had
+    bool pressed = false;              // it takes what it would rather leave: there is nothing better
     bool patient = false;              // it has waited rather than have more reserved than ever
     bool settled = false;              // captured: the host has waited for free memory for its sake
     bool unordered = false;            // its stream could not be ordered behind others' uses

@@ -158,7 +158,7 @@ bool Scheduler::may_not_pass(const Request& request, const Request& other) const
     return &other != &request && before(other, request) && request.total > Shares::allowance(*root_, other);
 }
 
-// It is about to be served: note whom it passes, who waits or has memory made for it.
+// It is about to be served: note which waiting or growing requests it passes.
 void Scheduler::count_overtaking(const Request& request) {
     auto passes = [&](const Request* other) { return other && other != &request && before(*other, request); };
     for (Share* one = request.share; one; one = one->up)

@@ -53,7 +53,7 @@ public:
     // -- shares, by their account in the heap ---------------------------------------------------------------------------
     // `up`: the account of the share around it, -1 for the inside of a lease, which `part_of` counts all the same.
     void open_share(uint32_t account, int64_t up, uint32_t part_of, int32_t arena, bool waits, double bypass);
-    void close_share(uint32_t account, double now);  // fails who waits there and further inside
+    void close_share(uint32_t account, double now);  // fails what waits there and further inside
     void set_limit(uint32_t account, uint64_t limit, double now);
     void configure(const Policy& policy, double now);
     Tally tally(uint32_t account) const { return lock_.with([&] { return need_share(account).tally; }); }
@@ -90,7 +90,7 @@ public:
     void asleep(RequestId id, uint64_t owner, double now);
     void awake(RequestId id);
 
-    // -- who holds what until a block ends -------------------------------------------------------------------------------
+    // -- what is held until a block ends ---------------------------------------------------------------------------------
     uint32_t hold(uint64_t owner, BlockId block);
     void release(uint32_t hold);
     void forget_owner(uint64_t owner);
@@ -114,7 +114,7 @@ public:
     void begin_beat();                                   // pages: every few milliseconds, for as long as it says
     double end_beat(double now);
     void set_capturing(bool capturing);
-    void note_claim(double now);                         // there is one more who waits without a request of the queue
+    void note_claim(double now);                         // one more waits without a request of the queue
     void shift_clock(double seconds);
     void drain(double now);
     void close(double now);
@@ -131,7 +131,7 @@ public:
     void put_back(Effect effect) { lock_.with([&] { effects_.push_front(std::move(effect)); }); }
 
     Gauges gauges() const;
-    std::vector<RequestId> queued() const;  // who waits or grows, in order of arrival
+    std::vector<RequestId> queued() const;  // waiting or growing, in order of arrival
     std::string check() const;
 
 private:

@@ -50,7 +50,7 @@ void Scheduler::serve_growing() {
     uint64_t most = UINT64_MAX;
     for (int tries = 0; Request* request = growing_.first(most);) {
         Request* head = shares_.head(*root_);
-        if (head && may_not_pass(*request, *head)) {  // it was let through behind one who waits again by now
+        if (head && may_not_pass(*request, *head)) {  // it was let through behind one that waits again by now
             readmit(*request);
             continue;
         }

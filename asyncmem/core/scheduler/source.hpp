@@ -205,7 +205,7 @@ public:
     double waited() const { return lifetime_.waited; }
     void note_peak() { peak_ = std::max(peak_, heap_.reserved()); }
     bool tight() const;  // the limit is near
-    uint64_t shortage(uint64_t nbytes) const;  // what has to become free before so much can be had, at least 1
+    uint64_t shortage(uint64_t nbytes) const;  // what has to become free before so much fits, at least 1
 
     int64_t grows = 0, trims = 0;
 

@@ -187,7 +187,7 @@ class Context final : public Primary {
         Code code = query(fence);
         for (Time now = Clock::now(); code == not_ready && now < until; now = Clock::now()) {
             if (fence->gathered && captures_.load() > 0)
-                return capture_unsupported; // who waits may be the one to end them
+                return capture_unsupported; // the caller may be the one to end them
             auto waited = duration_cast<microseconds>(now - began);
             if (waited > microseconds(20))
                 std::this_thread::sleep_for(std::clamp(waited / 16, microseconds(5), microseconds(1000)));

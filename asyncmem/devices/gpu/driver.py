@@ -73,7 +73,7 @@ class Driver(ABC):
     selectors: ClassVar[Sequence[str]]
     """Environment variables that choose devices, and hide all others."""
     useless: ClassVar[Mapping[int, str]]
-    """Codes of the first call that mean a machine on which nothing can be had, and not one where something broke."""
+    """Codes of the first call that mean a machine without a usable GPU, and not one where something broke."""
     advice: ClassVar[Mapping[int, str]]
     """What to do about a code."""
     names: ClassVar[Mapping[int, str]]

@@ -170,7 +170,7 @@ class Segments:
         kinds: What may be asked for; "auto" means the first.
         make: Makes the source of a kind.
         unit: The unit of sizes, in bytes.
-        most: A size that cannot be had in any case.
+        most: The largest size; more is refused without a call.
     """
 
     device: str

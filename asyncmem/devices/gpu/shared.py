@@ -1,7 +1,8 @@
 """Memory of a CUDA GPU that other processes can open, by cuda.core's pools for that.
 
-Such a pool gives nothing back to the driver before it ends, and who has opened memory of it must close it before the
-owner frees it. So a chunk stays until the device closes and all who opened it have closed it; segments are its parts.
+Such a pool gives nothing back to the driver before it ends, and a process that has opened memory of it must close that
+before the owner frees it. So a chunk stays until the device closes and all that opened it have closed it; segments are
+its parts.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class SharedCuda(Shareable, Companion):
         self.capacity = min(nbytes, self.owner.capacity)
 
     def memory(self) -> MemoryInfo:
-        """Return what could still be had (blocks): what is reserved and not used, and what the driver has."""
+        """Return what is still free (blocks): what is reserved and not used, and what the driver has."""
         used = sum(sum(one.ranges.taken.values()) for one in self._chunks)
         free = self._reserved - used + min(self.owner.memory().free, self.capacity - self._reserved)
         return MemoryInfo(free=max(0, free), total=self.capacity)

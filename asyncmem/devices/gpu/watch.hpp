@@ -80,7 +80,7 @@ class Watcher final : public std::enable_shared_from_this<Watcher> {
   public:
     explicit Watcher(Context &context) : context_(context) {}
 
-    // Takes over a reference of the fence. Throws std::system_error where no thread is to be had.
+    // Takes over a reference of the fence. Throws std::system_error if no thread can be started.
     void watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) {
         std::lock_guard<std::mutex> guard(lock_);
         if (!running_) {

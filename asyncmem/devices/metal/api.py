@@ -34,7 +34,7 @@ class MTLSharedEvent(Protocol):
         """Return the number."""
 
     def setSignaledValue_(self, value: int, /) -> None:
-        """Raise it; those who wait for this much go on."""
+        """Raise it; what waits for this much goes on."""
 
 
 class MTLBlitCommandEncoder(Protocol):

@@ -210,7 +210,7 @@ def find_physical(driver: Driver, index: int) -> PhysicalDevice:
     """Return the device of that number, with what this process has of it (blocks).
 
     Raises:
-        BackendUnavailable: It cannot be had.
+        BackendUnavailable: There is none, or it cannot be used.
     """
     gpu = find_device(driver.device, index)
     with _lock:

@@ -107,7 +107,7 @@ class Commands(WorkQueue["MetalFence"]):
         self.give(lambda work: [call(work.encodeWaitForEvent_value_, one.event, one.value) for one in behind], *behind)
 
     def record(self) -> MetalFence:
-        """Return a fence behind all that was handed in so far, by whomever.
+        """Return a fence behind all that was handed in so far, by any library.
 
         Raises:
             DeviceError: Metal fails.

@@ -94,7 +94,7 @@ def is_processor(device: cl.Device) -> bool:
 
 
 def shares_memory(device: cl.Device, *, finely: bool = False) -> bool:
-    """Return whether segments can be had that kernels know by address; `finely`: which the host may touch, too."""
+    """Return whether there are segments that kernels know by address; `finely`: which the host may touch, too."""
     cl = load("opencl")
     kinds = cl.device_svm_capabilities
     wanted = kinds.FINE_GRAIN_BUFFER if finely else kinds.COARSE_GRAIN_BUFFER
@@ -146,7 +146,7 @@ class SharedMemory(SegmentSpace[Driver]):
         self.total = total
         self.taken = 0
         self._context = physical.context
-        self._on_host = fine or physical.on_host  # and is shared with everybody there
+        self._on_host = fine or physical.on_host  # and is shared with all processes there
         flags = cl.svm_mem_flags
         self._flags = int(flags.READ_WRITE | (flags.SVM_FINE_GRAIN_BUFFER if fine else 0))
 
@@ -198,7 +198,7 @@ def find_physical(driver: Driver, index: int) -> PhysicalDevice:
     """Return the device of that number, with the context that it has in this process (blocks).
 
     Raises:
-        BackendUnavailable: It cannot be had.
+        BackendUnavailable: There is none, or it cannot be used.
         DeviceError: The driver fails.
     """
     device = find_device(driver.device, index)

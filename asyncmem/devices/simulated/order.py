@@ -22,7 +22,7 @@ class Cell:
     start: int
     end: int
     birth: tuple[int, int] | None = None
-    """From where on it is usable; None once it has been written, or for everybody."""
+    """From where on it is usable; None once it has been written, or for all streams."""
     write: tuple[int, int] | None = None
     """The last write."""
     reads: dict[int, int] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from asyncmem.text import printable, to_json
 
 _SHOWN: Final = 10
 _MANY: Final = 10_000
-"""Of more buffers it is not told who holds them: to go through them would hold the pool up for milliseconds."""
+"""Holders are left out for more buffers: to go through them would hold the pool up for milliseconds."""
 
 _TIMEOUT: Final = 1.0
 """Seconds in which a client must have taken its answer."""
@@ -43,9 +43,9 @@ _server: LiveServer | None = None
 def serve_live() -> LiveServer:
     """Show this process's pools to `asyncmem top`, until the server is closed or the process ends.
 
-    A thread answers through a socket that only processes of the same user can open. It tells who asks what
-    `pool.stats()` does, who waits, and, while pools are recorded, who holds what; it takes no orders. No client can
-    hold up a pool or a loop. Where this process serves already, that server is answered.
+    A thread answers through a socket that only processes of the same user can open: with `pool.stats()`, the waiting
+    requests, and, while pools are recorded, the holders; it takes no orders. No client can hold up a pool or a loop. If
+    this process serves already, that server is returned.
 
     Raises:
         OSError: There are no Unix sockets here, or there is no folder for one.

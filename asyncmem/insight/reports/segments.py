@@ -1,4 +1,4 @@
-"""`segments`: what was had from the device, and what lay in it; `memory_map`: as much of it as a screen can show."""
+"""`segments`: what was reserved of the device, and what lay in it; `memory_map`: as much of it as a screen can show."""
 
 from __future__ import annotations
 

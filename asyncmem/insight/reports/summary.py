@@ -48,7 +48,7 @@ class Summary:
         pools: The pools that were recorded.
         peak: The most bytes that were live.
         peak_at: After how many seconds that was.
-        most_reserved: The most bytes that were had from the device.
+        most_reserved: The most bytes that were reserved.
         grown: Bytes that came from it while it was recorded.
         given_back: Bytes that went back to it.
         there_before: Bytes that the pools had before.

@@ -64,18 +64,18 @@ class LinkRun(ABC):
 
     @abstractmethod
     async def send(self, sending: Sending) -> None:
-        """Queue an item's way on its stream; wait for memory if it needs some."""
+        """Queue the transfer of an item on its stream; wait for memory if it needs some."""
 
     @abstractmethod
     async def receive(self, step: Step, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
-        """Wait for the item that a step takes, and have it come to memory that is asked for, in order on the stream.
+        """Wait for the item that a step takes, and receive it in memory that `allocate` gives, in the stream's order.
 
         Cancelled: what was asked for is free.
         """
 
     @abstractmethod
     async def failure(self) -> StepError:
-        """Wait until another process has failed or ended, and return what that is here."""
+        """Wait until another process has failed or ended, and return the error for that."""
 
     @abstractmethod
     async def finish(self, tallies: Sequence[StageTally]) -> list[StageTally]:

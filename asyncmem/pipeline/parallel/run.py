@@ -1,9 +1,9 @@
 """`PipelineParallel`: a model cut into stages, through which micro-batches go forward and backward.
 
 In a run, each stage's task queues its steps in the schedule's order, and follows the device at a distance. A task waits
-for another task only until that has queued its step; that one stage's work comes behind another's is said to the
-streams. So the tasks are ahead of the devices, and nothing but the schedule holds these up. Memory is freed as soon as
-its last use has been queued: its next user comes behind that, in stream order.
+for another task only until that has queued its step; the streams order one stage's work behind another's. So the tasks
+are ahead of the devices, and nothing but the schedule holds these up. Memory is freed as soon as its last use has been
+queued: its next user comes behind that, in stream order.
 """
 
 from collections import defaultdict
@@ -35,9 +35,9 @@ from asyncmem.units import parse_count, parse_duration
 class PipelineParallel:
     """Takes micro-batches through the stages of a model: ``results = await parallel.run(micro_batches)``.
 
-    Each stage has a stream for its work and one for copies to its neighbours, on the device of its pool. What is behind
-    what is said to the streams, so the event loop waits for a device only to be no more than `ahead` steps before it.
-    How much memory a stage may have follows from the schedule and from what the stage states; it has that and no more.
+    Each stage has a stream for its work and one for copies to its neighbours, on the device of its pool. The streams
+    order the work, so the event loop waits for a device only to be no more than `ahead` steps before it. How much
+    memory a stage may have follows from the schedule and from what the stage states; it has that and no more.
 
     Args:
         stages: The stages in order.
@@ -208,7 +208,7 @@ class Run:
                         tallies = await self.link.finish([tally(one) for one in self.stage_runs.values()])
                     except StepError as error:
                         self._stop(error)
-                    tasks.cancel_scope.cancel()  # nothing is left to be heard
+                    tasks.cancel_scope.cancel()  # no failure can come any more
             if self._error is not None:
                 raise self._error
             done = True

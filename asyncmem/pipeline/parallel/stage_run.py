@@ -29,8 +29,8 @@ class Streams:
     Attributes:
         compute: Where its steps queue their work.
         out: Where copies to the neighbour run, beside the stage's own work; by whether they go forward.
-        arrival: The home of what comes, until it is used; by whether that goes forward. Nothing runs there: it says
-            from when memory may be written.
+        arrival: The home of items that arrive, until they are used; by whether they go forward. Nothing runs there: it
+            orders when memory may be written.
     """
 
     def __init__(self, pool: Share, name: str) -> None:
@@ -68,7 +68,7 @@ class Timestamp:
 
 
 class Transfer(NamedTuple):
-    """The way of an item to the stage that has the memory for it already.
+    """The transfer of an item to the stage that has the memory for it already.
 
     Attributes:
         source: When the step that it comes from is over.
@@ -86,10 +86,10 @@ class QueuedStep:
     Attributes:
         step: Which.
         called: When its function was called.
-        taken: How what it takes has come; None where it takes nothing.
+        taken: The transfer of its input; None without one.
         ended: When its own work is over.
         work: What it queued on a stream of the host; each has an error of its own.
-        sent: How what it returns goes where it belongs; None where that is nowhere.
+        sent: The transfer of its output; None without one.
     """
 
     step: Step
@@ -114,7 +114,7 @@ class StageRun:
     """A stage for one run, with all the memory that it needs in one lease.
 
     A schedule takes micro-batches back in the order in which it took them forward. So what is kept for them takes turns
-    in as many slots as there are at once: each has been left when it is needed again.
+    in as many slots as there are at once: each is free when it is needed again.
 
     Attributes:
         at: Which of all stages it is.
@@ -153,14 +153,14 @@ class StageRun:
     def context(self, step: Step) -> StepContext[Stream]:
         """Return what the step that is queued next works with."""
         slots: dict[Use, Slot] = {
-            "saved": self._turn("saved", step.micro_batch) if step.forward else self._nothing,
+            "saved": self._slot("saved", step.micro_batch) if step.forward else self._nothing,
             # The step before has the other slot, from which its output may still be copied.
-            "output": self._turn("outputs", len(self.queued)),
-            "working": self._turn("working", 0),
+            "output": self._slot("outputs", len(self.queued)),
+            "working": self._slot("working", 0),
         }
         is_result = step.forward and bool(self._slots["results"])
         if is_result:
-            slots["output"] = self._turn("results", step.micro_batch)
+            slots["output"] = self._slot("results", step.micro_batch)
         return StepContext(self.name, step, self.streams.compute, slots, is_result=is_result)
 
     async def send(self, item: object, queued: QueuedStep, to: "StageRun") -> tuple[object, Transfer]:
@@ -193,7 +193,7 @@ class StageRun:
         return out
 
     async def _clear_slot(self, step: Step) -> Slot:
-        slot = self._turn("inputs" if step.forward else "gradients", step.micro_batch)
+        slot = self._slot("inputs" if step.forward else "gradients", step.micro_batch)
         await slot.clear(self.streams.arrival[step.forward])
         return slot
 
@@ -211,7 +211,7 @@ class StageRun:
         """Return the most bytes that its slots held, in sum."""
         return sum(slot.peak for slots in self._slots.values() for slot in slots)
 
-    def _turn(self, what: str, number: int) -> Slot:
+    def _slot(self, what: str, number: int) -> Slot:
         slots = self._slots[what]
         return slots[number % len(slots)]
 

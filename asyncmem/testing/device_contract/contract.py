@@ -293,7 +293,7 @@ class DeviceContract(Rigged):
     def test_an_error_in_a_callback_is_shown_and_stops_nothing(
         self, rig: Rig, behind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A mistake of one who waits harms neither the others nor the stream."""
+        """A mistake of one waiter harms neither the others nor the stream."""
         shown: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         monkeypatch.setattr(threading, "excepthook", lambda args: shown.put(args.exc_value))
         kept = threading.Event()
