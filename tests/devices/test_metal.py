@@ -131,16 +131,16 @@ class TestWork:
     def test_of_the_host_may_come_in_between(self, metal: Metal, monkeypatch: pytest.MonkeyPatch) -> None:
         """The queue comes to it in the order in which the host does it, or both would wait for ever."""
         stream, done = metal.create_stream(), []
-        give = stream.work.give
+        submit = stream.work.submit
 
         def interrupted(encode: Any) -> None:
             """Have more of it asked for on this very thread, as a finalizer may."""
             monkeypatch.undo()
             stream.run_on_host(partial(done.append, "before"))
-            give(encode)
+            submit(encode)
             stream.run_on_host(partial(done.append, "behind"))
 
-        monkeypatch.setattr(stream.work, "give", interrupted)
+        monkeypatch.setattr(stream.work, "submit", interrupted)
         stream.run_on_host(partial(done.append, "first"))
         assert stream.record().block(SOON)
         assert done == ["first", "before", "behind"]

@@ -116,7 +116,7 @@ class MTLDevice(Protocol):
 
 
 class MTLCommandQueue(Protocol):
-    """Runs command buffers in the order in which they were handed in."""
+    """Runs command buffers in the order in which they were submitted."""
 
     def commandBuffer(self) -> MTLCommandBuffer | None:
         """Begin with one. This **blocks** while as many have not run as the queue takes."""

@@ -156,7 +156,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
             finally:
                 blit.endEncoding()
 
-        self.stream_of(stream).work.give(write)
+        self.stream_of(stream).work.submit(write)
 
     def _check(self, address: int, host: memoryview) -> None:
         if host.nbytes:

@@ -33,8 +33,8 @@ FAILED: Final = 5  # `MTLCommandBufferStatusError`
 
 
 @dataclass(slots=True, eq=False)
-class Given:
-    """One command buffer that was handed in."""
+class Submitted:
+    """One command buffer that was submitted."""
 
     position: int
     work: MTLCommandBuffer
@@ -47,14 +47,14 @@ class Given:
 class _Failure:
     first: int
     last: int
-    """Up to where it concerns the caller; 0 while none has been told."""
+    """The last position that reports it; 0 until it is reported."""
     code: int
     words: str
 
 
 @dataclass(eq=False)
 class Commands(WorkQueue["MetalFence"]):
-    """Hands work in, and tells how far the queue is.
+    """Submits work, and knows how far the queue is.
 
     Attributes:
         queue: Where it goes.
@@ -69,11 +69,11 @@ class Commands(WorkQueue["MetalFence"]):
     host_queue: HostQueue
 
     def __post_init__(self) -> None:
-        """Begin with nothing handed in."""
+        """Begin with nothing submitted."""
         self.key = self.driver.objc.pyobjc_id(self.queue)
         self.event: MTLSharedEvent = self.driver.make(self.physical.gpu.newSharedEvent)
-        self._open: deque[Given] = deque()
-        self._given = 0
+        self._open: deque[Submitted] = deque()
+        self._submitted = 0
         self._ended = 0
         self._marks = 0
         self._failures: list[_Failure] = []
@@ -85,11 +85,11 @@ class Commands(WorkQueue["MetalFence"]):
         """The thread of what the host does."""
         return self.host_queue
 
-    def give(self, encode: Callable[[MTLCommandBuffer], object], *behind: MetalFence) -> None:
-        """Hand in what `encode` writes, which waits for these fences.
+    def submit(self, encode: Callable[[MTLCommandBuffer], object], *behind: MetalFence) -> None:
+        """Submit what `encode` writes, which waits for these fences.
 
         Raises:
-            DeviceError: Metal fails; nothing has been handed in then.
+            DeviceError: Metal fails; nothing has been submitted then.
         """
         with self.driver.pool():
             work = self._begin()
@@ -104,10 +104,10 @@ class Commands(WorkQueue["MetalFence"]):
             DeviceError: Metal fails; nothing is held then.
         """
         call = self.driver.call
-        self.give(lambda work: [call(work.encodeWaitForEvent_value_, one.event, one.value) for one in behind], *behind)
+        self.submit(lambda to: [call(to.encodeWaitForEvent_value_, one.event, one.value) for one in behind], *behind)
 
     def record(self) -> MetalFence:
-        """Return a fence behind all that was handed in so far, by any library.
+        """Return a fence behind all that was submitted so far, by any library.
 
         Raises:
             DeviceError: Metal fails.
@@ -122,7 +122,7 @@ class Commands(WorkQueue["MetalFence"]):
 
     def over(self, position: int) -> bool:
         """Return whether everything up to there has ended, in whatever way."""
-        # What has ended is asked for no more: its queue may by now wait for one that waits for this point.
+        # What has ended is not asked for again: its queue may by now wait for one that waits for this point.
         if self._ended < position:
             self._look()
         return self._ended >= position
@@ -131,28 +131,28 @@ class Commands(WorkQueue["MetalFence"]):
         """Return whether everything up to there has ended.
 
         Raises:
-            DeviceError: It has, and some of it has failed, or of what it was behind; everybody is told who asks for
-                what was handed in before the first was told.
+            DeviceError: It has, and some of it, or of what it was behind, has failed. All fences report a failure
+                whose work was submitted before it was first reported.
         """
         if not self.over(position):
             return False
         for failure in self._failures:
             if failure.first <= position <= (failure.last or position):
-                failure.last = failure.last or self._given
+                failure.last = failure.last or self._submitted
                 raise self.driver.failure("MTLCommandBuffer", failure.code, failure.words)
         return True
 
     def _begin(self) -> MTLCommandBuffer:
-        # Also for those who hand in and never ask.
+        # Also for callers that submit and never ask.
         self._look()
         return self.driver.get(self.queue.commandBuffer)
 
-    def _commit(self, work: MTLCommandBuffer, *, behind: tuple[MetalFence, ...] = (), signals: int = 0) -> Given:
+    def _commit(self, work: MTLCommandBuffer, *, behind: tuple[MetalFence, ...] = (), signals: int = 0) -> Submitted:
         self.driver.call(work.commit)
-        self._given += 1
-        given = Given(self._given, work, behind, signals)
-        self._open.append(given)
-        return given
+        self._submitted += 1
+        submitted = Submitted(self._submitted, work, behind, signals)
+        self._open.append(submitted)
+        return submitted
 
     def _look(self) -> None:
         """Remove what has ended. No lock is held while others are asked, whose queues may wait for this one."""
@@ -162,7 +162,7 @@ class Commands(WorkQueue["MetalFence"]):
             except IndexError:
                 return
             status = self.driver.call(first.work.status)
-            # Asked in any case: were one of these to fail, its queue would have to be told.
+            # Asked in any case: the queue of one that fails has to note that.
             waits = [fence for fence in first.behind if not fence.over()]
             if status not in (COMPLETED, FAILED) or waits:
                 return
@@ -171,7 +171,7 @@ class Commands(WorkQueue["MetalFence"]):
                 self._remove_ended(first, error)
                 del first
 
-    def _remove_ended(self, first: Given, error: DeviceError | None) -> None:
+    def _remove_ended(self, first: Submitted, error: DeviceError | None) -> None:
         with self._lock:
             if not self._open or self._open[0] is not first:
                 return  # another thread has
@@ -183,9 +183,9 @@ class Commands(WorkQueue["MetalFence"]):
             self._ended = max(self._ended, first.position)
 
 
-def _error_before(given: Given) -> DeviceError | None:
+def _error_before(one: Submitted) -> DeviceError | None:
     """Return what failed of that which it was behind, and so is a failure of what is behind it."""
-    for fence in given.behind:
+    for fence in one.behind:
         try:
             fence.done()
         except DeviceError as error:
@@ -201,13 +201,13 @@ class MetalFence(PolledFence):
         value: What to wait for with it.
     """
 
-    def __init__(self, commands: Commands, mark: Given) -> None:
+    def __init__(self, commands: Commands, signal: Submitted) -> None:
         """Use `MetalStream.record` instead."""
         super().__init__(commands.poller)
         self.event: MTLSharedEvent = commands.event
-        self.value = mark.signals
+        self.value = signal.signals
         self.commands = commands
-        self._position = mark.position
+        self._position = signal.position
         self._reached = False
 
     def __repr__(self) -> str:
@@ -217,7 +217,7 @@ class MetalFence(PolledFence):
         """Ask Metal whether the queue has come this far.
 
         Raises:
-            DeviceError: Work that the device handed in before the fence has failed.
+            DeviceError: Work that the device submitted before the fence has failed.
         """
         if not self._reached:
             self._reached = self.commands.reached(self._position)
@@ -265,7 +265,7 @@ class MetalStream(QueueStream[MetalFence]):
         self.work.host_queue.submit(partial(_carry_out, holds, before, work, gate))
         given = False
         try:
-            self.work.give(partial(_wait_for, driver, gate))
+            self.work.submit(partial(_wait_for, driver, gate))
             given = True
         finally:
             holds.put(given)
