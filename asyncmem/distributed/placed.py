@@ -88,6 +88,7 @@ class PlacedPipeline(Generic[A, B]):
         self._plan: Plan | None = None
         self._broken: Exception | None = None
         self._avoided = ""  # the worker that was lost last, while others will do
+        self._unable: dict[str, str] = {}  # workers that could not take their parts, and why
         self._lost: list[str] = []
         self._reports: list[tuple[Plan, dict[int, StageReport]]] = []
         self._most = IN_FLIGHT * sum(one.workers for one in stages)
@@ -181,9 +182,12 @@ class PlacedPipeline(Generic[A, B]):
         """
         deadline, reason = time.monotonic() + self._silence, ""
         while True:
+            unable = len(self._unable)
             try:
                 return await self._try_to_begin()
             except (StageLost, OSError, TimeoutError) as error:
+                if len(self._unable) > unable:
+                    continue  # the others may do
                 if time.monotonic() > deadline or (first and isinstance(error, StageLost)):
                     if isinstance(error, StageLost):
                         raise
@@ -212,6 +216,10 @@ class PlacedPipeline(Generic[A, B]):
             taken = [plan.nodes[node].name for node, answer in zip(session.nodes(), answers, strict=True) if not answer]
             unless_it_begins.push_async_callback(self._give_back, taken, token)
             refusal = next(filter(None, answers), None)
+            self._unable |= {
+                plan.nodes[node].name: answer.reason
+                for node, answer in zip(session.nodes(), answers, strict=True) if isinstance(answer, StageLost)
+            }  # fmt: skip
             try:
                 if refusal is not None:
                     raise refusal
@@ -260,7 +268,7 @@ class PlacedPipeline(Generic[A, B]):
         known = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), self._silence)
         accelerators = any(one.device not in {None, "host"} for one in self._stages)
         workers = [worker for worker in known["workers"] if worker != self._avoided]
-        asked = [self._on(worker, describe, accelerators=accelerators, ucx=self._ucx) for worker in workers]
+        asked = [self._describe(worker, accelerators=accelerators, ucx=self._ucx) for worker in workers]
         found = await asyncio.gather(*asked, return_exceptions=True)
         place = await asyncio.to_thread(host_identity)  # it reads files
         nodes = [Node(name="client", pid=os.getpid(), place=place, limits={"host": self._pool.capacity()})]
@@ -274,13 +282,20 @@ class PlacedPipeline(Generic[A, B]):
                 if self._limit is not None:
                     facts["limits"] = {name: min(most, self._limit) for name, most in facts["limits"].items()}
                 nodes.append(Node(**facts))
-            elif isinstance(facts, BaseException):
-                unable.append(Node(name=worker, note=f"takes no stage: {describe_error(facts.__cause__ or facts)}"))
+            else:
+                reason = facts.reason if isinstance(facts, StageLost) else describe_error(facts)
+                unable.append(Node(name=worker, note=f"takes no stage: {reason.removeprefix(f'{worker}: ')}"))
         if nodes[1:]:
             nodes += unable  # which have no device
         elif errors := [error for error in found if isinstance(error, StageLost)]:
+            self._unable.clear()  # the next time they may
             raise errors[0]
         return nodes if self._share else [replace(node, place="") for node in nodes]
+
+    async def _describe(self, worker: str, **more: object) -> Any:  # noqa: ANN401  # as `describe`
+        if worker in self._unable:
+            raise StageLost(self._stages[0].name, 0, self._unable[worker])
+        return await self._on(worker, describe, **more)
 
     async def _on(self, worker: str, call: Any, *arguments: object, **more: object) -> Any:  # noqa: ANN401  # of any call
         """Call a function on a worker, by Dask.

@@ -57,6 +57,16 @@ async def break_service(dask_worker: Any) -> None:
     runner.Service.open = fail  # type: ignore[method-assign]  # in a process of its own
 
 
+async def break_stages(dask_worker: Any) -> None:
+    """Let a worker not have what stages need."""
+    del dask_worker
+
+    def fail(_: object) -> None:
+        raise ModuleNotFoundError("no stages")
+
+    runner.loads = fail
+
+
 async def on_worker(address: str, worker: str, call: Callable[..., object]) -> None:
     """Call a function on a worker."""
     options = {"asynchronous": True, "set_as_default": False}
@@ -123,14 +133,25 @@ async def test_who_was_lost_and_why_is_said(
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_cannot_take_part_is_said(machines: Machines) -> None:
-    """The plan does without it, and says why."""
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [(break_service, "RuntimeError: no port is left"), (break_stages, "ModuleNotFoundError: no stages")],
+    ids=["port", "module"],
+)
+async def test_a_worker_that_cannot_take_part_is_said(
+    machines: Machines, break_it: Callable[..., object], reason: str
+) -> None:
+    """The plan does without it, and says why; where none is left, the error does."""
     scheduler = machines.scheduler()
-    broken, _ = machines.worker(scheduler), machines.worker(scheduler)
-    await on_worker(scheduler.address, broken.address, break_service)
+    broken, other = machines.worker(scheduler), machines.worker(scheduler)
+    await on_worker(scheduler.address, broken.address, break_it)
     async with three().place(scheduler.address) as pipe:
-        assert f"{broken.address}: takes no stage: RuntimeError: no port is left" in str(pipe.plan())
+        assert f"\n{broken.address}: takes no stage: {reason}" in str(pipe.plan())
         assert [y async for y in pipe.map(range(ITEMS))] == expected(ITEMS)
+    await on_worker(scheduler.address, other.address, break_it)
+    if break_it is break_stages:  # the other one listens already
+        with pytest.raises(StageLost, match=f"'decode' was lost at item 0: tcp://.*: {reason}"):
+            await three().place(scheduler.address).__aenter__()
 
 
 @pytest.mark.asyncio
