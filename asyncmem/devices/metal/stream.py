@@ -201,13 +201,13 @@ class MetalFence(PolledFence):
         value: What to wait for with it.
     """
 
-    def __init__(self, commands: Commands, signal: Submitted) -> None:
+    def __init__(self, commands: Commands, mark: Submitted) -> None:
         """Use `MetalStream.record` instead."""
         super().__init__(commands.poller)
         self.event: MTLSharedEvent = commands.event
-        self.value = signal.signals
+        self.value = mark.signals
         self.commands = commands
-        self._position = signal.position
+        self._position = mark.position
         self._reached = False
 
     def __repr__(self) -> str:
