@@ -76,13 +76,13 @@ def parse_duration(value: float | str, *, what: str = "timeout") -> float:
     return seconds
 
 
-def parse_block(value: float | str | None, *, what: str = "timeout") -> float | None:
+def parse_timeout(value: float | str | None) -> float | None:
     """Read how long a thread may block: as `parse_duration`, at most what threads can wait; None for any time.
 
     Raises:
-        InvalidRequest: Anything else; `what` names the argument.
+        InvalidRequest: Anything else.
     """
-    return None if value is None else min(parse_duration(value, what=what), threading.TIMEOUT_MAX)
+    return None if value is None else min(parse_duration(value), threading.TIMEOUT_MAX)
 
 
 def parse_count(value: SupportsIndex | str, *, what: str = "count", least: int = 0, most: int = MAX_COUNT) -> int:

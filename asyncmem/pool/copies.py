@@ -18,7 +18,7 @@ from asyncmem.errors import DeviceError, InvalidRequest
 from asyncmem.lazy import np
 from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.latch import Latch
-from asyncmem.units import parse_block
+from asyncmem.units import parse_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -73,7 +73,7 @@ class Copy:
             DeviceError: It failed, or the device is lost.
         """
         end = self._end
-        longest = parse_block(timeout)
+        longest = parse_timeout(timeout)
         if isinstance(end, Fence):
             return self._seen(end.block(longest))
         end.block(longest)

@@ -33,7 +33,7 @@ from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, rea
 from asyncmem.readers import SHARED
 from asyncmem.stats import Pressure
 from asyncmem.text import printable, quoted
-from asyncmem.units import parse_block
+from asyncmem.units import parse_timeout
 
 if TYPE_CHECKING:
     from typing import Any
@@ -199,7 +199,7 @@ class OpenPool(Opened):
             self.need_open()
         sleeper = ThreadSleeper()
         left = self._left(request)
-        bounds = [bound for bound in (parse_block(timeout), left) if bound is not None]
+        bounds = [bound for bound in (parse_timeout(timeout), left) if bound is not None]
         if request._asleep(threading.get_ident(), sleeper):
             try:
                 sleeper.sleep(min(bounds, default=None))

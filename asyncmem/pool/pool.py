@@ -35,7 +35,7 @@ from asyncmem.pool.snapshot import (
 )
 from asyncmem.pool.worker import Worker, uninterrupted
 from asyncmem.text import quoted
-from asyncmem.units import parse_block, parse_size
+from asyncmem.units import parse_size, parse_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,7 +216,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             OutOfMemoryError: There is no such memory.
             PoolClosed: The pool was closed before.
         """
-        longest = parse_block(timeout)
+        longest = parse_timeout(timeout)
         if self._state is None:
             await self.open()
         assert self._ready is not None
@@ -242,7 +242,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
 
         Cancelled: the pool is closed nevertheless; the worker finishes its jobs by itself.
         """
-        longest = parse_block(timeout)
+        longest = parse_timeout(timeout)
         first, self._closed = not self._closed, True
         try:
             if drain and first and self._state is not None:
@@ -262,7 +262,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             DeviceError: Memory could not go back; closing again tries again.
             InvalidRequest: The timeout is no time; the pool is as it was.
         """
-        longest = parse_block(timeout)
+        longest = parse_timeout(timeout)
         first, self._closed = not self._closed, True
         ends = self._finish(first=first)
         with contextlib.ExitStack() as others:
