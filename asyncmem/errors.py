@@ -228,7 +228,7 @@ class StepError(AsyncmemError):
 
 
 class DeviceError(AsyncmemError, RuntimeError):
-    """A driver call failed. The pool has undone its part of it, and goes on unless the device itself is lost."""
+    """A driver call failed. The pool has undone its part of it, and works unless the device itself is lost."""
 
     __module__ = "asyncmem"
     CAPTURE_UNSUPPORTED = 900

@@ -133,7 +133,7 @@ def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device, ui
 @cython.final
 @cython.no_gc
 cdef class Loan:
-    """Memory received by DLPack; its lender is told that it is not needed any more when this dies, on any thread.
+    """Memory received by DLPack; it is released when this dies, on any thread.
 
     Attributes:
         address: Of the first element; 0 where there is none.

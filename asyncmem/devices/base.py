@@ -178,7 +178,7 @@ class Stream(ABC):
 
     @abstractmethod
     def wait(self, fence: Fence) -> None:
-        """Order all later work of this stream behind `fence`. The caller goes on at once."""
+        """Order all later work of this stream behind `fence`. Does not block."""
 
     def capturing(self) -> bool:
         """Return whether what is submitted here is captured for later replays and not run: fences then mean nothing."""
@@ -212,7 +212,7 @@ class Device(ABC):
     default_stream: Stream
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
     checker: "Sanitizer | None" = None
-    """The memory checker that is told of each block; None costs nothing."""
+    """The memory checker that each block is reported to; None costs nothing."""
     joins_segments: bool = False  # "stream_ordered" ones that lie side by side can become one: `free_segment_behind`
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
     _closed = False

@@ -1,11 +1,11 @@
-"""What a memory checker is told of a device's segments and blocks, and how compute-sanitizer is told it.
+"""What is reported to a memory checker of a device's segments and blocks, and how to compute-sanitizer.
 
 compute-sanitizer knows what the driver handed out, which for a pool is whole segments: a kernel that writes past its
 block, or into one that was freed, hits memory that is in use. NVTX's memory extension is the protocol for telling
 it more. A tool names its library in a variable; the library fills in the functions it wants called. This module speaks
 that protocol as it is in memory, so nothing has to be installed. Where no tool is attached it costs one look at the
 environment, and the pool's fast ways stay as they are. Where one is attached, all segments come from cuMemAlloc, of
-whatever kind they are: compute-sanitizer refuses to hear of blocks in mapped or stream-ordered memory.
+whatever kind they are: compute-sanitizer refuses reports of blocks in mapped or stream-ordered memory.
 
 The checker goes by the host's order: a block that is freed while its kernel still runs counts as trespassed on. So run
 it with `--force-blocking-launches`.
@@ -127,7 +127,7 @@ class _PlainTool:
 
 @final
 class Sanitizer:
-    """A tool that listens. Segments and blocks are told by address, from any thread; that never fails.
+    """A tool that listens. Segments and blocks are reported by address, from any thread; that never fails.
 
     A pool on a device that has one goes the slower way for every request, so that it can tell of each block.
     """
@@ -209,7 +209,7 @@ def attached_checker() -> Sanitizer | None:
 
     The first call comes after the driver has been initialized: the tool needs that.
     """
-    # Asked of the C library: a tool may set it when the driver starts, which `os.environ` does not hear of.
+    # Asked of the C library: a tool may set it when the driver starts, which `os.environ` does not show.
     ask = ctypes.CDLL(None).getenv
     ask.restype = c_char_p
     path = ask(VARIABLE.encode())

@@ -201,7 +201,7 @@ class SharedHost(Shareable, Host):
             raise BackendUnavailable("host", tried=(f"shared memory: {error}",), install="It needs Linux") from None
 
     def close(self) -> None:
-        """End the threads, and let go of the file, as its readers then do, too; segments that are left keep it."""
+        """End the threads, and close the file, as its readers then do, too; segments that are left keep it."""
         super().close()
         self._pages.let_go()
 

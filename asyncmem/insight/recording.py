@@ -168,7 +168,7 @@ class Recording(Handle):
                 leave_witness(self._witness, self._frames)
 
     async def __aenter__(self) -> Self:
-        """Open the pools without blocking the loop, and begin as ``with`` does. Cancelled: nothing goes on."""
+        """Open the pools without blocking the loop, and begin as ``with`` does. Cancelled: nothing is recorded."""
         for pool in self._pools:
             await pool.open()
         return self.__enter__() if self._file is None else await self._enter_on_thread()
@@ -198,7 +198,7 @@ class Recording(Handle):
         return self
 
     def records(self) -> Records:
-        """Return what was recorded: all of it, or, while recording goes on, what there is so far.
+        """Return what was recorded: all of it, or what there is so far.
 
         Of a file, that is what is in it, which is read each time (blocks).
 

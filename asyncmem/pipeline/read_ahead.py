@@ -354,7 +354,7 @@ class TaskReadAhead(ReadAhead):
         except Exception as error:  # noqa: BLE001 -- raised by the thread that waits for the task
             return error
         except anyio.get_cancelled_exc_class():
-            # The task is our own: when the loop's run ends and cancels it, nothing has to be told.
+            # The task is our own: when the loop's run ends and cancels it, nobody waits for it.
             return RuntimeError("the task that reads ahead was cancelled")
         finally:
             if inspect.isasyncgen(items):

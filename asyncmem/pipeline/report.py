@@ -154,7 +154,7 @@ class ParallelStageReport:
     backward_s: float
     """Seconds that a backward took, on the average."""
     busy: float
-    """The share of the run's time in which it was at work."""
+    """The share of the run's time in which it worked."""
     live: int
     """The most micro-batches that the schedule lets it keep."""
     peak_bytes: int

@@ -1,9 +1,8 @@
 """`@stage`: an async function as a part of a pipeline; and how memory is divided so that no stage blocks another.
 
 What a stage has allocated is held until the stages behind it are done with it. A stage with credit has a range of
-memory of its own, in which each item takes all its credit at once, or waits. The last of them therefore always goes on,
-once its earlier items have left; so its input leaves the stage before it, which therefore goes on; and so on to the
-first.
+memory of its own, in which each item takes all its credit at once, or waits. So the last of them always proceeds,
+once its earlier items have left; so its input leaves the stage before it, which proceeds then; and so on to the first.
 
 Stages without credit share what is left. A stage and all before it together are held to that without what is kept for
 the stages behind. The same follows for items that need no more than an equal part of what is left, as long as free
@@ -35,7 +34,7 @@ B = TypeVar("B")
 
 
 class StageShare(Share, Generic[OptionalStreamT_co]):
-    """A stage's share of its pipeline's memory, whose buffers are at home on the stage's stream.
+    """A stage's share of its pipeline's memory, whose buffers have the stage's stream as their home.
 
     It has all the ways to allocate that a pool has. For a stage with credit it is a lease of so many bytes, a new one
     for each item: nothing waits in it, and what is above the credit raises `OutOfMemoryError`.
@@ -187,7 +186,7 @@ IN_FLIGHT = 4
 """Items under way for each worker of the pipeline, where nothing else is said."""
 
 AHEAD = 2
-"""Items that may be begun for each worker of a stage of several, while the order of an earlier one is waited for."""
+"""Items that each worker of a stage with several may begin while an earlier item is not finished."""
 
 
 RESULTS = 2

@@ -162,7 +162,7 @@ def parts_of(pieces: Iterable[Piece], nbytes: int = AT_ONCE) -> Iterator[list[Pi
 def _read(staging: Buffer, part: Sequence[Piece]) -> None:
     whole = staging.view("uint8").numpy(np.uint8)
     for offset, source in part:
-        # By numpy, which lets go of the interpreter meanwhile.
+        # By numpy, which releases the interpreter's lock meanwhile.
         np.copyto(whole[offset : offset + source.nbytes], np.asarray(source))
 
 

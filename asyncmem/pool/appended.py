@@ -93,7 +93,7 @@ def _open_locked(path: str, flags: int) -> int:
 
 
 class JournalFile:
-    """What a pool's heap and scheduler are told, in a file that `asyncmem journal` reads, while the pool lives.
+    """The calls of a pool's heap and scheduler, in a file that `asyncmem journal` reads, while the pool lives.
 
     A file that exists is never written over: the name gets a number.
 
@@ -144,7 +144,7 @@ class JournalFile:
                 alarm(f"the journal {printable(str(self.path))} ends here: {error}", RuntimeWarning)
 
     def end(self) -> None:
-        """Write the rest, and close the file (blocks); once is enough. One that was never begun is removed."""
+        """Write the rest, and close the file (blocks); once is enough. One without any is removed."""
         self.write()
         if self.core is None or not self.core.forked:
             self._file.close()

@@ -146,7 +146,7 @@ class GraphMemory(Handle):
         return False
 
     def __del__(self) -> None:
-        # A pool that was closed has told of all that was still held.
+        # A pool that was closed has warned of all that was still held.
         if not getattr(self, "released", True) and self.kept and self._pool.closed is None:
             alarm(
                 f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",

@@ -453,7 +453,7 @@ class OpenPool(Opened):
         try:
             self.release()
         except DeviceError as error:
-            # The worker goes on: the caller of `close` may still wait for it, and is told by that.
+            # The worker continues, because the caller of `close` may still wait for it; this reports the error.
             alarm(f"pool {quoted(self.name)} is closed, and its memory could not go back: {error}", RuntimeWarning)
         finally:
             self._open_closers()

@@ -191,7 +191,7 @@ _AS_GIVEN: Final = (
 
 
 def heap_settings(options: PoolOptions) -> HeapOptions:
-    """Return what the heap is told; a pool without pooling caches no blocks."""
+    """Return the heap's settings; a pool without pooling caches no blocks."""
     blocks = 0 if options.segments == "direct" else 1
     return {
         "small_limit": max(blocks * options.small_limit, 1),  # direct: every request has a segment of its own
@@ -211,7 +211,7 @@ def kind_of(segments: str, device: Device) -> str:
 
 
 def scheduler_settings(options: PoolOptions, device: Device, kind: str, limit: int) -> dict[str, Any]:
-    """Return what the scheduler is told."""
+    """Return the scheduler's settings."""
     return {
         **heap_settings(options),
         **{name: getattr(options, name) for name in _AS_GIVEN},

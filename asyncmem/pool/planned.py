@@ -83,7 +83,7 @@ class PlannedMemory(Handle):
         return PlanUse(self._planned, self._unplanned, self._displaced)
 
     def next_step(self) -> None:
-        """Begin the plan anew. What is still live of the step before stays where it is.
+        """Begin the plan again. What is still live of the step before stays where it is.
 
         Raises:
             InvalidRequest: The block has not been entered.

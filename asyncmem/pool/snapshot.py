@@ -195,7 +195,7 @@ def _rows(stats: PoolStats) -> list[tuple[str, str]]:
 
 
 _DWELL: Final = 0.1
-"""Seconds that a lower level lasts before it is told. A higher one is told at once."""
+"""Seconds that a lower level lasts before it is reported. A higher one is reported at once."""
 
 
 class PressureChanges:

@@ -202,7 +202,7 @@ class Use(Using, Handle):
         self._spilling.end_use(self)
 
     def _start(self, now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:
-        """Begin anew; return a function for the seconds left, None where they are not bounded."""
+        """Start the clock; return a function for the seconds left, None if they are not bounded."""
         self.owner, self.over = self._spilling.opened.core.owner(), False
         end = None if timeout is None else now() + timeout
         return lambda: None if end is None else max(0.0, end - now())

@@ -308,7 +308,7 @@ class Nccl:
         return same and other in self._made
 
     def abort(self) -> None:
-        """End all communicators, and what is queued by them; they are made anew at the next need."""
+        """End all communicators, and what is queued by them; they are made again at the next need."""
         for other in list(self._made):
             self._end(other)
 

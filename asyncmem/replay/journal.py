@@ -60,7 +60,7 @@ PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
 """All calls and their parameters."""
 
 _UNUSED: Final = {"take_at": ("anywhere",), "take_many": ("nbytes",), "submit": ("anywhere", "again", "fast")}
-"""What is written and not told again."""
+"""Parameters, by call, that are written and not repeated."""
 
 _TIMERS: Final = {"deadline", "quiet"}
 """Effects that say when, and not for how long."""
@@ -123,7 +123,7 @@ class Words:
         return f"{given['now'] - self._began:.6f}" if "now" in given else ""
 
     def call(self, name: str, given: Mapping[str, Any], result: Any) -> str:  # noqa: ANN401
-        """Return what was told, and the result."""
+        """Return the call's arguments, and the result."""
         if name == "submit":
             given = {"request": result, **given}
         came = self.result(name, result)
@@ -327,7 +327,7 @@ class Journal:
 
 
 class _Again:
-    """A heap and a scheduler that are told the same as others were."""
+    """A heap and a scheduler for which the calls of others are repeated."""
 
     def __init__(self) -> None:
         self._heap: Heap | None = None

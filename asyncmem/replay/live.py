@@ -223,7 +223,7 @@ class LiveReplay(Outcome):
 
 
 BEAT: Final = 1e-3
-"""Seconds of program time after which a device that is to be late is given work anew."""
+"""Seconds of program time after which a device that is to be late gets more work."""
 
 BEATS_AFTER: Final = 8
 """For so many of them it is when the program pauses: the pool's worker records fences of what was freed before."""

@@ -35,7 +35,7 @@ class Block:
 
 
 class History:
-    """The events of one device, told in their order: each by its address, bytes, and the handle of its stream.
+    """The events of one device, in their order: each by its address, bytes, and the handle of its stream.
 
     What PyTorch's allocator wrote down may lack its beginning, its times, and single kinds of events. An allocation is
     known by its address alone, which is soon another's. Whatever is missing is put in or left out, and counted, so that

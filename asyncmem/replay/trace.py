@@ -227,7 +227,7 @@ class Recorder:
         self.__exit__()
 
     def trace(self) -> Trace:
-        """Return what was recorded: all of it, or, while recording goes on, what there is so far.
+        """Return what was recorded: all of it, or what there is so far.
 
         Raises:
             InvalidRequest: It has not begun.

@@ -185,7 +185,7 @@ cdef class Core(Heap):
             _wrap(self, index, found.address, <int64_t>size, found.stream, found.account, tag)))
 
     def borrow(self, address, nbytes, stream, loan):
-        """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
+        """Wrap memory that is none of this heap's; `loan` is dropped once the buffer and its exports are gone.
 
         A true `loan.readonly` forbids all writing. Owners must not hold the buffer.
         """
@@ -210,7 +210,7 @@ cdef class Core(Heap):
         self.executor, self.to_worker, self.idle_helpers = executor, submit, idle_helpers
 
     def set_loop(self, loop):
-        """Serve an event loop, or None, from now on. What waits goes on by its clock."""
+        """Serve an event loop, or None, from now on. Waiting requests go by its clock from then on."""
         cdef double before = self.now()
         self.loop = loop
         self.asyncio_loop = self.clock = self.future_type = self.timer = self.quiet_timer = None

@@ -145,7 +145,7 @@ cdef class Request:
             self.callbacks = [*(self.callbacks or ()), callback]
 
     def block(self, timeout=None):
-        """Wait on this thread (blocks) for its end; return False when `timeout` seconds passed first, and it goes on.
+        """Wait on this thread (blocks) for its end; return False when `timeout` seconds passed first: it still waits.
 
         For threads that wait as a task does, until another one calls `cancel`. It never blocks beyond the request's own
         deadline.

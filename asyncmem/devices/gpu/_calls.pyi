@@ -59,7 +59,7 @@ class Context:
         """Retain the context (blocks). `failed` makes the error to raise from a call's name and its code."""
 
     def close(self) -> None:
-        """End this use, once (blocks where it is the last); the object goes on serving the others."""
+        """End this use, once (blocks where it is the last); the object serves the others."""
 
     def use(self) -> None:
         """Begin another use, to be ended by `end_use`."""
@@ -185,10 +185,10 @@ class Watcher:
 
     def __init__(self, owner: Context, /) -> None: ...
     def watch(self, fence: Fence, sink: Sink, token: int, /) -> None:
-        """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
+        """Notify `sink` once, by `token`, when the fence is reached or the device is lost."""
 
     def forget(self, sink: Sink, token: int, /) -> None:
-        """Have it told no more; where it is being told at this moment, the notice comes all the same."""
+        """Cancel the notice; one that is on its way comes all the same."""
 
     def stop(self) -> None:
-        """Wait until all that is watched has been told (blocks); then there is no thread any more."""
+        """Wait until all that is watched has been notified (blocks); then there is no thread any more."""

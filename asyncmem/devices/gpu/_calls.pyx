@@ -178,7 +178,7 @@ cdef inline int check(Context context, str call, Code code) except -1:
     return 0
 
 
-# A collector must not clear what is needed to let go of the rest; none of these is ever part of a cycle.
+# A collector must not clear what is needed to release the rest; none of these is ever part of a cycle.
 @cython.no_gc
 cdef class Context:
     """One use of a device's primary context, which is retained for as long as there are any."""
@@ -203,7 +203,7 @@ cdef class Context:
         self.close()
 
     def close(self):
-        """End this use, once (blocks where it is the last); the object goes on serving the others."""
+        """End this use, once (blocks where it is the last); the object serves the others."""
         if self.used:
             self.used = False
             with nogil:
@@ -509,7 +509,7 @@ cdef class Watcher:
                 watcher.forget(goal, token)
 
     def stop(self):
-        """Wait until all that is watched has been told (blocks); then there is no thread any more."""
+        """Wait until all that is watched has been notified (blocks); then there is no thread any more."""
         cdef CWatcher *watcher = self.watcher.get()
         if not is_gone():
             with nogil:

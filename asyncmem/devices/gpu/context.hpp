@@ -110,7 +110,7 @@ class Context final : public Primary {
         if (closed())
             return deinitialized;
         call_count.fetch_add(1, std::memory_order_relaxed);
-        // The driver would refuse as well, and end the capture with it. A capture that we were not told of it ends.
+        // The driver would refuse as well, and end the capture with it. A capture that was not announced it ends.
         if (may_capture())
             return capture_unsupported;
         Fence *made = nullptr;
@@ -177,10 +177,10 @@ class Context final : public Primary {
         return follow(stream, fence);
     }
 
-    // not_ready where it was not reached in time, capture_unsupported where it cannot be told before captures end. A wait
+    // not_ready where it was not reached in time, capture_unsupported where that is not known before captures end. A wait
     // in parts says each time when the first began (blocks).
     //
-    // It asks again and again: the driver's own wait can neither be given up nor hear of a lost device in every case. The
+    // It asks again and again: the driver's own wait cannot be given up, and does not always notice a lost device. The
     // pauses grow with the wait, so it ends at most a sixteenth late and a long one costs no processor.
     Code block(Fence *fence, Time began, Time until) {
         using namespace std::chrono;

@@ -402,7 +402,7 @@ class Gpu(Device):
     def _make_source(self, kind: str) -> Source:
         """Make what segments of a kind are got from, open to the peers that there are."""
         driver, context, peers = self.driver, self.context, [peer.context for peer in self._peers]
-        # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
+        # compute-sanitizer (2025.3) refuses reports of blocks in any memory but that of cuMemAlloc.
         if kind == DIRECT or self.checker is not None:
             open_to(driver, context, peers)
             return SingleCalls(driver, "cuMemAlloc", "cuMemFree")

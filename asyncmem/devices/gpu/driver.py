@@ -174,7 +174,7 @@ class Driver(ABC):
     def error_of(cls, call: str, code: int, device: str) -> DeviceError:
         """Make the error for a driver's code."""
         name = cls.library.error_name(code) or cls.names.get(code, "unknown")
-        # It is told here, so no other library on this thread is to take it for an error of its own.
+        # It is reported here, so no other library on this thread is to take it for an error of its own.
         cls.library.forget_error()
         return DeviceError(cls.symbol(call), code=code, code_name=name, device=device, advice=cls.advice.get(code, ""))
 

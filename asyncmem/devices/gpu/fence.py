@@ -38,7 +38,7 @@ class _Wait:
 
 
 class Notices:
-    """What is to be called as a sink is told of fences."""
+    """The callbacks for the fences that a sink is notified of."""
 
     def __init__(self, sink: Sink) -> None:
         """Read from `sink`, once its descriptor is readable."""

@@ -37,7 +37,7 @@ Code retain(Handle *context, int device) {
     return success;
 }
 
-// A device that was reset cannot be told from one that was not.
+// A device that was reset looks like one that was not.
 Code context_id(Handle, Number *id) {
     *id = 1;
     return success;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncmem.devices.gpu.device import Gpu
 
 LEGACY: Final = (0, 1)
-"""Handles that mean the legacy default stream. A driver may not take both, so it is told the one that it does."""
+"""Handles that mean the legacy default stream. A driver may not take both, so it gets the one that it takes."""
 PER_THREAD: Final = 2
 
 # Handles are addresses of what the driver keeps of a stream; it follows whatever it is given, also into nowhere.

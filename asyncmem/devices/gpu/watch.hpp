@@ -93,14 +93,14 @@ class Watcher final : public std::enable_shared_from_this<Watcher> {
         coming_.push_back({fence, std::move(sink), token});
     }
 
-    // Forgets one that has not been told; where it is being told at this moment, the sink gets it all the same.
+    // Forgets one that has not been notified; a notice that is on its way comes all the same.
     void forget(const Sink *sink, std::uint64_t token) {
         std::lock_guard<std::mutex> guard(lock_);
         if (!drop(coming_, sink, token))
             forgotten_.emplace_back(sink, token);
     }
 
-    // Lets the thread end once all that is watched has been told; with `wait` it has ended when this returns (blocks).
+    // Lets the thread end once all that is watched has been notified; with `wait` it has ended when this returns (blocks).
     void stop(bool wait) {
         std::unique_lock<std::mutex> guard(lock_);
         stopping_ = true;
@@ -174,7 +174,7 @@ class Watcher final : public std::enable_shared_from_this<Watcher> {
 
     // Asks for each fence and tells of those that are reached, or never will be; true when there was one.
     bool sweep(std::vector<Watched> &watched) {
-        auto told = [this](Watched &one) {
+        auto notified = [this](Watched &one) {
             Code code = context_.ask(one.fence);
             if (code == not_ready)
                 return false;
@@ -182,14 +182,14 @@ class Watcher final : public std::enable_shared_from_this<Watcher> {
             context_.release(one.fence);
             return true;
         };
-        auto kept = std::remove_if(watched.begin(), watched.end(), told);
+        auto kept = std::remove_if(watched.begin(), watched.end(), notified);
         bool any = kept != watched.end();
         watched.erase(kept, watched.end());
         return any;
     }
 
     Context &context_;
-    // When a fence last came or was told of; the thread's alone.
+    // When a fence last came or was notified; the thread's alone.
     Time stirred_;
     std::mutex lock_;
     std::condition_variable changed_;

@@ -85,7 +85,7 @@ class Driver:
         self._retained: dict[str, bool] = {}
 
     def pool(self) -> AbstractContextManager[None]:
-        """Return what lets go of temporary objects at its end: threads of Python's have nothing else that does."""
+        """Return what releases temporary objects at its end: threads of Python's have nothing else that does."""
         pool: AbstractContextManager[None] = self.objc.autorelease_pool()
         return pool
 

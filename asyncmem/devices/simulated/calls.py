@@ -1,4 +1,4 @@
-"""Driver calls of the simulated device: how long they take, the log of them, and the faults it was told to have."""
+"""Driver calls of the simulated device: how long they take, the log of them, and its injected faults."""
 
 import bisect
 import threading

@@ -318,7 +318,7 @@ def leaks(records: Records) -> Leaks:
 
 
 def waits(records: Records) -> Waits:
-    """Return what waited for memory, and for how long. A wait that still goes on at the end is not in it."""
+    """Return what waited for memory, and for how long. A wait that has not ended is not in it."""
     waited, names = records.of(Kind.WAITED), records.names
     rows = waited.rows
     priorities = _longest_first(Grouped(priority_of(rows), str), rows)

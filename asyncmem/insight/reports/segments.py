@@ -19,7 +19,7 @@ MOST_ROWS: Final = 40
 """So many segments are shown: the largest."""
 
 CELLS: Final = 1000
-"""So many parts of the longest row are told apart, about as many as a screen has columns for it."""
+"""Parts of the longest row that are distinguished: about as many as a screen has columns for it."""
 
 
 _CELLS: Final = 48  # of a segment drawn in text

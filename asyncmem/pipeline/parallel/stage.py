@@ -67,7 +67,7 @@ class StepContext(Generic[StreamT_co]):
         return self.step.micro_batch
 
     async def allocate(self, size: Size, *, use: Use = "working", tag: str | None = None) -> Buffer:
-        """Wait for memory at home on the step's stream; see `AsyncMemoryPool.allocate_async`.
+        """Wait for memory whose home is the step's stream; see `AsyncMemoryPool.allocate_async`.
 
         Args:
             size: Bytes.
@@ -307,13 +307,13 @@ class Slot:
         whole = self._share.try_allocate(self.nbytes, stream=stream)
         if whole is None:
             if self._share.stats().allocated_bytes == 0:
-                # All of it is free. A request would wait until the device does as it is told; the device says why not.
+                # All of it is free. A request would wait for ever for a device that fails; the device itself says why.
                 stream.wait(stream.record())
             whole = await self._share.allocate_async(self.nbytes, stream=stream)
         whole.free()
 
     async def allocate(self, nbytes: int, stream: Stream, tag: str | None = None) -> Buffer:
-        """Wait for memory at home on a stream."""
+        """Wait for memory whose home is a stream."""
         buffer = await self._share.allocate_async(nbytes, stream=stream, tag=tag)
         self._given.add(buffer)
         self.peak = max(self.peak, self.nbytes - self.left)

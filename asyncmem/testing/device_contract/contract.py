@@ -27,7 +27,7 @@ class Rig:
     device: Device
     """Used by the test alone, with at least 32 MiB free."""
     occupy: Callable[[Stream], None]
-    """Gives a stream work that ends with `release`, or after some tenths of a second where it cannot be told to."""
+    """Gives a stream work that ends with `release`, or after some tenths of a second where it cannot be ended."""
     release: Callable[[], None]
     """Lets all work end. It is called again when nothing is left to release."""
 

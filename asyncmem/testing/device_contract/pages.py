@@ -139,7 +139,7 @@ class PagesContract(Rigged):
         assert device.memory().free == free
 
     def test_too_much_leaves_what_was_there_before(self, device: Device) -> None:
-        """The spans before the one that there is no memory for stay, and are told."""
+        """The spans before the one that there is no memory for stay, and are reported."""
         pages = device.capacity // device.page  # and not what is free now, as others may free more
         space = Range(device, 2 * pages)
         done = device.remap([], [space.at(0, 2), space.at(4, pages)])
