@@ -209,12 +209,12 @@ class PlacedPipeline(Generic[A, B]):
         )  # fmt: skip
         told = self._told(session)
         async with AsyncExitStack() as unless_it_begins:
-            with anyio.CancelScope(shield=True):  # who is asked may take its parts, also where this is cancelled
-                answers = await asyncio.gather(
-                    *(self._prepare(session, told, node) for node in session.nodes()), return_exceptions=True
-                )
-            taken = [plan.nodes[node].name for node, answer in zip(session.nodes(), answers, strict=True) if not answer]
-            unless_it_begins.push_async_callback(self._give_back, taken, token)
+            asked = asyncio.gather(
+                *(self._prepare(session, told, node) for node in session.nodes()), return_exceptions=True
+            )
+            unless_it_begins.push_async_callback(self._give_back, session, asked)
+            await asyncio.wait([asked])  # cancelled, it leaves them alone: who is asked may take its parts
+            answers = asked.result()
             refusal = next(filter(None, answers), None)
             self._unable |= {
                 plan.nodes[node].name: answer.reason
@@ -224,7 +224,7 @@ class PlacedPipeline(Generic[A, B]):
                 if refusal is not None:
                     raise refusal
             finally:
-                del answers, refusal  # which keep this frame by their tracebacks
+                del asked, answers, refusal  # which keep this frame by their tracebacks
             await session.open()
             unless_it_begins.pop_all()
         self._plan = plan
@@ -254,9 +254,11 @@ class PlacedPipeline(Generic[A, B]):
             part = next(part for part in session.plan.parts if part.node == node)
             raise StageLost(part.stage, 0, f"{worker}: {refusal}")
 
-    async def _give_back(self, workers: Sequence[str], token: bytes) -> None:
+    async def _give_back(self, session: Session, asked: asyncio.Future[list[Any]]) -> None:
         with anyio.CancelScope(shield=True):
-            calls = [self._on(worker, give_back, token) for worker in workers]
+            answers = zip(session.nodes(), await asked, strict=True)
+            workers = [session.plan.nodes[node].name for node, answer in answers if not answer]
+            calls = [self._on(worker, give_back, session.token) for worker in workers]
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _nodes(self) -> list[Node]:

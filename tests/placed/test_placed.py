@@ -78,6 +78,26 @@ async def test_a_plan_that_is_cancelled_leaves_nothing(scheduler: Machine, monke
 
 
 @pytest.mark.asyncio
+async def test_a_task_that_is_cancelled_in_a_plan_leaves_nothing(
+    scheduler: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` and Ctrl-C do it: no scope shields from that."""
+    prepare, pipe = PlacedPipeline._prepare, three().place(scheduler.address, timeout=60.0)
+
+    async def cancel(one: Any, session: Any, told: bytes, node: int) -> None:
+        await prepare(one, session, told, node)
+        if node == session.nodes()[0]:
+            task.cancel()
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(PlacedPipeline, "_prepare", cancel)
+    task = asyncio.ensure_future(pipe.__aenter__())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await runners(scheduler.address) == 0
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("stages", [[at_home], [at_home, at_home]], ids=["client", "worker"])
 async def test_a_record_that_cannot_be_made_elsewhere_is_named(scheduler: Machine, stages: list[AnyStage]) -> None:
     """Whatever its class raises, there or with the client; no worker is lost by it, and the next run works."""
