@@ -41,7 +41,7 @@ class Link(asyncio.BufferedProtocol):
         self._spare = memoryview(bytearray(_SPARE))
         self._begin = self._end = 0  # of what lies there
         self._target: memoryview | None = None  # what is read into past it
-        self._lost: Exception | None = None
+        self._lost = ""  # why it has ended
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
         self.ended = asyncio.Event()
@@ -79,7 +79,7 @@ class Link(asyncio.BufferedProtocol):
         self._writable.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lost = LinkLost(f"the other side is gone: {error}" if error else "the other side has closed the link")
+        self._lost = f"the other side is gone: {error}" if error else "the other side has closed the link"
         self.ended.set()
         self._readable.set()
         self._writable.set()
@@ -109,8 +109,8 @@ class Link(asyncio.BufferedProtocol):
                 if self._begin == self._end:
                     self._begin = self._end = 0
                     self._resume()
-            elif self._lost is not None:
-                raise self._lost
+            elif self._lost:
+                raise LinkLost(self._lost)
             else:
                 direct = len(target) >= _SPARE
                 if direct:
@@ -123,8 +123,8 @@ class Link(asyncio.BufferedProtocol):
         self._readable.clear()
         try:
             await self._readable.wait()
-            if self._target is not None and self._lost is not None:
-                raise self._lost
+            if self._target is not None and self._lost:
+                raise LinkLost(self._lost)
         finally:
             self._target = None
 
@@ -155,8 +155,8 @@ class Link(asyncio.BufferedProtocol):
             for begin in range(0, len(view), _CHUNK):
                 self._put(view[begin : begin + _CHUNK])
                 await self._writable.wait()
-                if self._lost is not None:
-                    raise self._lost
+                if self._lost:
+                    raise LinkLost(self._lost)
 
     def send(self, kind: int, meta: bytes = b"", number: int = 0) -> None:
         """Send a frame that is small, without a wait. Not beside `write`."""
@@ -164,14 +164,14 @@ class Link(asyncio.BufferedProtocol):
             self._put(pack(kind, len(meta), number) + meta)
 
     def _put(self, data: bytes | memoryview) -> None:
-        if self._lost is not None:
-            raise self._lost
+        if self._lost:
+            raise LinkLost(self._lost)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self, *, at_once: bool = True) -> None:
         """End it: what is under way is dropped, unless there is no hurry. Twice is fine."""
-        if self._transport is not None:
+        if self._transport is not None and not self._lost:  # asyncio's may fail where it has ended
             (self._transport.abort if at_once else self._transport.close)()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.distributed.edges import Incoming, Outgoing, Parcel, nothing
-from asyncmem.distributed.link import Link, connect, listen
+from asyncmem.distributed.link import Link, LinkLost, connect, listen
 from asyncmem.distributed.plan import Edge
 from asyncmem.distributed.runner import memory_for
 
@@ -56,3 +56,28 @@ async def test_arrays_of_a_gpu_go_over_tcp_and_give_their_credit_back() -> None:
         server.close()
         await asyncio.wait(tasks)
         await server.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_a_link_that_has_ended_can_be_closed_and_says_why() -> None:
+    """Also one whose last bytes had to wait; each call gets an error of its own, which keeps the frames of no other."""
+    accepted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    server, address = await listen("127.0.0.1", accepted.set_result, None)
+    reading = await connect(address, None, silence=5.0)
+    writing = await accepted
+    assert writing._transport is not None
+    writing._transport.write(bytes(16 * MIB))
+    writing.close(at_once=False)
+    await reading.read(16 * MIB)
+    await writing.ended.wait()
+    writing.close()
+    await reading.ended.wait()
+    errors = []
+    for _ in range(2):
+        with pytest.raises(LinkLost, match="the other side") as caught:
+            await reading.read(1)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    reading.close()
+    server.close()
+    await server.wait_closed()
