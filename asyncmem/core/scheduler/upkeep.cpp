@@ -158,8 +158,7 @@ double Scheduler::end_beat(double now) {
         ++version_;
         pump(now);
     }
-    start(source_->unmap_left(), nullptr, Means::Ask);
-    beating_ = quiet_beats_ < most_quiet || source_->has_left();
+    beating_ = quiet_beats_ < most_quiet;
     return !beating_ ? never : source_->tight() ? tight_pause : pause;
 }
 
