@@ -74,7 +74,6 @@ class Mailbox:
     def __init__(self, at: int, parts: int, edges: int) -> None:
         self._inbox = Inbox[Parcel](at, parts, edges)
         self._arrived = asyncio.Event()
-        self.clear = self._inbox.clear
 
     def put(self, edge: int, parcel: Parcel) -> None:
         """Take an item in.
@@ -84,6 +83,10 @@ class Mailbox:
         """
         self._inbox.put(edge, parcel.number, parcel)
         self._arrived.set()
+
+    def clear(self) -> None:
+        """Drop the items that were not taken."""
+        self._inbox.clear()
 
     async def __aiter__(self) -> AsyncIterator[Parcel]:
         """Wait for one item after the other."""
@@ -128,7 +131,7 @@ class Outgoing:
         self._credit = Credit(edge.window)
         self._returned = asyncio.Event()
         self._link: Link | None = None
-        # Who waits for a reader; what it reads, and that as far as it is the pipeline's own.
+        # By the task that waits for the reader: the export, and its buffer if the pipeline itself owns that.
         self._exported: dict[asyncio.Task[None], tuple[share.Export, Buffer | Array | None]] = {}
 
     async def run(self, link: Link) -> None:
@@ -228,7 +231,7 @@ class Outgoing:
         self._exported.pop(task)[0].close()
 
     async def close(self) -> None:
-        """Leave what was exported to the receiver, who has it or is gone: its pool, which ends, does not miss it."""
+        """End all exports: the receiver has opened them, or is gone. The pipeline's own buffers are freed."""
         for task, (_, own) in self._exported.items():
             if own is not None:
                 own.free()

@@ -286,7 +286,7 @@ def test_device_that_fails_while_it_takes_back_is_a_warning(device: Simulated) -
 
 
 class LateDevice(Simulated):
-    """A device that gives a segment only once it may; while it may not, it says so to whoever waits for that."""
+    """A device whose calls for a segment block until `may` is set; `asked` is set when one blocks."""
 
     def __init__(self) -> None:
         super().__init__("1 GiB", clock="wall", latencies=Latencies.zero())

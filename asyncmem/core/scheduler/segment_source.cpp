@@ -419,8 +419,8 @@ private:
         return empty;
     }
 
-    // What goes back leaves a gap between addresses, and what lies on its two sides is not joined: for half of what more
-    // would be reserved that is worth it, and not for less.
+    // Whether to give these segments back. Each leaves a gap of addresses, across which its neighbours are not joined; so
+    // together they must be at least half of what would be reserved more.
     bool worthwhile(const std::vector<Piece>& empty, int64_t more) const {
         uint64_t sum = 0;
         for (const Piece& one : empty) sum += one.nbytes;
