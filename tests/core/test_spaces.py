@@ -305,6 +305,20 @@ def test_memory_freed_again_has_been_idle_since_then(heap: Heap) -> None:
     assert [move.address for move in plan.moves] == addresses[::-1]
 
 
+def test_the_last_use_of_memory_counts_however_much_was_freed_before(heap: Heap) -> None:
+    """No free is forgotten, be it the first or the thousandth since somebody looked at what memory waits for."""
+    nbytes = 16 * PAGE
+    blocks = [grown(heap, nbytes), grown(heap, nbytes)]
+    for frees in range(600):
+        for _ in range(frees):
+            heap.free(blocks.pop(0))
+            blocks.append(heap.take(nbytes, 0) or 0)
+        finish(heap, 0)
+        heap.free(blocks.pop(0))
+        assert heap.reclaim(nbytes) is None
+        blocks.append(heap.take(nbytes, 0) or 0)
+
+
 def test_memory_let_go_comes_behind_what_was_freed_meanwhile(heap: Heap) -> None:
     """What a plan has held and left alone has not been idle for longer than what was freed before it was let go."""
     first, _, second, _ = (grown(heap, PAGE) for _ in range(4))

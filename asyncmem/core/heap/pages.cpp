@@ -75,10 +75,12 @@ Space& Heap::space_of(uint32_t segment) const {
     auto note = [&](const Entry& use) {
         uint64_t& stamped = streams_[use.stream]->stamped;
         stamped = std::max(stamped, use.epoch);
-        notes_.newest = {node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment};
-        if (note_at_few(notes_.newest)) return;
-        if (notes_.full()) catch_up();
-        notes_.add(notes_.newest);
+        RecentFree one{node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment};
+        if (!note_at_few(one)) {
+            if (notes_.full()) catch_up();  // which forgets the newest
+            notes_.add(one);
+        }
+        notes_.newest = one;
     };
     if (node.more) [[unlikely]] {
         std::ranges::for_each(entry_pool_[node.more], note);
