@@ -96,7 +96,7 @@ class Piece(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A handle to be unmapped, and where it goes."""
+    """A handle that leaves its address, and where it goes."""
 
     segment: int
     """The space it is mapped in."""
@@ -105,14 +105,16 @@ class Move(NamedTuple):
     nbytes: int
     """How large it is."""
     to: int
-    """The address to map it at, in the plan's space; 0 where it is released."""
+    """The address to map it at as well, in the plan's space; 0 where it is released."""
+    uses: tuple[tuple[int, int], ...]
+    """(stream, epoch) of what is to be done before it is unmapped where it was; none where it is released."""
 
 
 class Plan(NamedTuple):
     """How a request gets memory in a space. All that it names is lifted: no other request takes it until it is let go.
 
-    The moves come first, each of them unmapped before it is mapped again, then the new handles, so that there is never
-    more memory than before and after.
+    The moves come first, of which some release memory, then the new handles, so that there is never more memory than
+    before and after.
     """
 
     segment: int
@@ -122,7 +124,7 @@ class Plan(NamedTuple):
     nbytes: int
     """How many bytes are lifted there, 0 where memory is only given back, or nothing is to be done."""
     moves: tuple[Move, ...]
-    """What is unmapped: its uses are done."""
+    """What is mapped elsewhere, and unmapped where it was."""
     fresh: tuple[tuple[int, int], ...]
     """(address, bytes) of each new handle."""
 

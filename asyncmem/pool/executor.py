@@ -347,7 +347,7 @@ class Executor:
             self._finish_rest()
             if effect.nbytes and room.enter_context(self._spare(effect.need, effect.nbytes)) < effect.nbytes:
                 return
-            done = self._device.remap(effect.out, effect.into)
+            done = self._device.remap(effect.out, effect.into, effect.moves)
             # No request fails for what is ahead of need: it is tried again without.
             more = done.error is not None and effect.need < effect.nbytes
             out_of_memory = more or isinstance(done.error, OutOfMemoryError)
@@ -355,22 +355,30 @@ class Executor:
             self._finish(partial(self._remapped, effect, done, out_of_memory, self.clock() - started))
         # What was only not given back is the device's to try again.
         try:
-            less = done.mapped < len(effect.into) or done.unmapped < len(effect.out)
+            whole = len(effect.moves) + len(effect.out) + len(effect.into)
+            less = done.moved + done.unmapped + done.mapped < whole
             if isinstance(done.error, DeviceError) and less and not out_of_memory:
                 raise done.error
         finally:
             del done  # whose error would keep the frame that keeps it
 
     def _remapped(self, effect: Effect, done: Remapped, out_of_memory: bool, seconds: float) -> None:
-        fresh = effect.into[effect.moved : done.mapped]
+        fresh = effect.into[: done.mapped]
         if fresh and self._pool.options.zero_segments:
             self._make_ready(fresh, self.quiet())
-        change = sum(nbytes for _, nbytes in effect.into[: done.mapped])
-        change -= sum(nbytes for _, nbytes in effect.out[: done.unmapped])
+        change = sum(nbytes for _, nbytes in fresh) - sum(
+            nbytes for _, nbytes in effect.out[effect.left : done.unmapped]
+        )
         if change:
             self._core.note(Kind.GREW if change > 0 else Kind.TRIMMED, 0, abs(change), 0, seconds)
         self._core.scheduler.remapped(
-            effect.job, done.unmapped, done.mapped, self._core.time, out_of_memory=out_of_memory, seconds=seconds
+            effect.job,
+            done.moved,
+            done.unmapped,
+            done.mapped,
+            self._core.time,
+            out_of_memory=out_of_memory,
+            seconds=seconds,
         )
 
     # -- waiting -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Unpack
 from typing_extensions import override
 
 from asyncmem.core import HeapOptions
-from asyncmem.core.report import Piece, Plan
+from asyncmem.core.report import Move, Piece, Plan
 from tests.reference import ReferenceHeap
 
 from .history import Pair, random_step
@@ -28,7 +28,9 @@ class PagedPair(Pair):
         if not late:
             self.add_space(2 * FIRST, SPACE, 1)
         self.plans: list[Plan] = []
+        self.left: list[Move] = []
         self.handed_out = 0
+        self.around = False
 
     def add_space(self, address: int, nbytes: int, arena: int) -> int:
         return self.both(lambda heap: heap.add_space(address, nbytes, arena, PAGE))
@@ -48,37 +50,45 @@ class PagedPair(Pair):
 
     def plan(
         self, nbytes: int, stream: int, arena: int, room: int, most: int,
-        whose: tuple[bool, bool] = (True, True), parts: int = 16,
+        whose: tuple[bool, bool] = (True, True), parts: int = 16, *, early: bool = True,
     ) -> Plan | None:  # fmt: skip
-        """Ask both for a plan; what it names is done with."""
+        """Ask both for a plan; what it names is done with, or in use by its stream alone and on its way elsewhere."""
         self.both(lambda heap: heap.has_addresses(nbytes, stream, arena, *whose))
-        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most, *whose, parts))
-        return self._lifted(answer) if isinstance(answer, Plan) else None
+        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most, *whose, parts, early=early))
+        return self._lifted(answer, stream if early else None) if isinstance(answer, Plan) else None
 
     def reclaim(self, nbytes: int) -> Plan | None:
         plan = self.both(lambda heap: heap.reclaim(nbytes))
         return None if plan is None else self._lifted(plan)
 
-    def _lifted(self, plan: Plan) -> Plan:
+    def _lifted(self, plan: Plan, early: int | None = None) -> Plan:
         idle = {(one.segment, one.address, one.nbytes): one for one in self.both(lambda heap: heap.handles())}
         for move in plan.moves:
-            assert idle[move.segment, move.address, move.nbytes].entries == ()
+            uses = idle[move.segment, move.address, move.nbytes].entries
+            assert uses == move.uses
+            assert {stream for stream, _ in uses} <= ({early} if move.to else set())
         return plan
 
     def carry_out(self, plan: Plan, steps: int = LOTS) -> None:
-        """Do up to so many steps of the driver's, and let all go."""
-        for move in plan.moves:
-            if (steps := steps - 1) >= 0:
+        """Do up to so many steps of the driver's, and let all go but for addresses that memory has left."""
+        moves = sorted(plan.moves, key=lambda move: not move.to)  # what is released comes last
+        for move in moves[:steps]:
+            if move.to:
+                self.both(lambda heap: heap.set_moved(move, plan.segment))  # noqa: B023 -- called at once
+                self.left.append(move)
+            else:
                 self.unmapped(move.segment, move.address, move.nbytes)
-            if move.to and (steps := steps - 1) >= 0:
-                self.mapped(plan.segment, move.to, move.nbytes)
-        for address, nbytes in plan.fresh:
-            if (steps := steps - 1) >= 0:
-                self.mapped(plan.segment, address, nbytes)
-        for move in plan.moves:
-            self.let_go(move.segment, move.address, move.nbytes)
+        for address, nbytes in plan.fresh[: max(0, steps - len(moves))]:
+            self.mapped(plan.segment, address, nbytes)
+        for move in moves:
+            if move not in self.left:
+                self.let_go(move.segment, move.address, move.nbytes)
         if plan.nbytes:
             self.let_go(plan.segment, plan.address, plan.nbytes)
+
+    def go_around(self, around: bool) -> None:
+        self.around = around
+        self.both(lambda heap: heap.go_around(around))
 
     def mapped(self, segment: int, address: int, nbytes: int) -> None:
         self.both(lambda heap: heap.set_mapped(segment, address, nbytes))
@@ -108,8 +118,13 @@ def paged_step(pair: PagedPair, draw: random.Random) -> None:
         _plan(pair, draw)
     elif choice < 0.84:
         _late_space(pair, draw)
+    elif choice < 0.85:
+        pair.go_around(draw.random() < 0.7)
     elif choice < 0.9:
         _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 32 * PAGE, LOTS))), draw)
+    elif pair.left and draw.random() < 0.5:
+        move = pair.left.pop(draw.randrange(len(pair.left)))
+        pair.let_go(move.segment, move.address, move.nbytes)
     elif pair.plans:
         pair.carry_out(pair.plans.pop(draw.randrange(len(pair.plans))), draw.choice((LOTS, LOTS, draw.randrange(6))))
     else:
@@ -127,7 +142,8 @@ def _demand(pair: PagedPair, draw: random.Random) -> None:
     if len(pair.live) > live or pair.fast.last_reason() == 2:
         return
     whose = foreign, late = draw.random() < 0.6, draw.random() < 0.7
-    plan = pair.plan(nbytes, stream, -1, draw.choice((0, 0, LOTS)), draw.choice((0, LOTS)), whose)
+    early = not (foreign and late) and draw.random() < 0.7  # else what is not to be had at once may be chosen
+    plan = pair.plan(nbytes, stream, -1, draw.choice((0, 0, LOTS)), draw.choice((0, LOTS)), whose, early=early)
     if plan is None:
         return
     pair.carry_out(plan)
@@ -136,7 +152,8 @@ def _demand(pair: PagedPair, draw: random.Random) -> None:
     else:
         pair.take(nbytes, stream, (0, -1), again=True)
     assert len(pair.live) > live
-    assert pair.fast.info(pair.live[-1][0]).address == plan.address
+    if not (early or pair.around or pair.left):
+        assert pair.fast.info(pair.live[-1][0]).address == plan.address
 
 
 def _late_space(pair: PagedPair, draw: random.Random) -> None:
@@ -156,8 +173,9 @@ def _free(pair: PagedPair, draw: random.Random) -> None:
 def _plan(pair: PagedPair, draw: random.Random) -> None:
     room, most = (draw.choice((0, PAGE, 4 * PAGE, LOTS)) for _ in range(2))
     whose = draw.random() < 0.7, draw.random() < 0.7
-    parts = draw.choice((1, 4, 16))
-    plan = pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most, whose, parts)
+    parts, early = draw.choice((1, 4, 16)), draw.random() < 0.7
+    arena = draw.choice((-1, -1, 0, 1))
+    plan = pair.plan(_size(draw), draw.randrange(pair.streams), arena, room, most, whose, parts, early=early)
     _start(pair, plan, draw)
 
 

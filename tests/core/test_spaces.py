@@ -11,7 +11,7 @@ from asyncmem.core.report import Plan
 from tests.reference import ReferenceHeap
 from tests.reference.blocks import Block, Entries
 from tests.reference.place import Search
-from tests.reference.spaces import Handle
+from tests.reference.spaces import Handle, Space
 
 from .history import live_through_many
 from .paged import LOTS, PagedPair, paged_step
@@ -38,9 +38,10 @@ def planned(heap: Heap, nbytes: int, stream: int = 0, room: int = LOTS) -> Plan:
 
 def carry_out(heap: Heap, plan: Plan) -> None:
     for move in plan.moves:
-        heap.set_bare(move.segment, move.address, move.nbytes)
         if move.to:
-            heap.set_mapped(plan.segment, move.to, move.nbytes)
+            heap.set_moved(move, plan.segment)
+        else:
+            heap.set_bare(move.segment, move.address, move.nbytes)
     for address, nbytes in plan.fresh:
         heap.set_mapped(plan.segment, address, nbytes)
     give_up(heap, plan)
@@ -163,7 +164,39 @@ class JoinsWhatIsDone(ReferenceHeap):
         return self.join(block)
 
 
+class ForgetsUsesOfWhatMoved(ReferenceHeap):
+    @override
+    def bring_uses(self, block: Block, handle: Handle) -> None:
+        pass
+
+
+class MovesWhatOthersUse(ReferenceHeap):
+    @override
+    def ready(self, handle: Handle, early: int | None) -> bool:
+        return early is not None or super().ready(handle, early)
+
+
+class GoesAroundNothing(ReferenceHeap):
+    @override
+    def go_around(self, around: bool) -> None:
+        pass
+
+
+class LooksAtOneAddress(ReferenceHeap):
+    @override
+    def places(self, space: Space, start: int, end: int, size: int, *, at_end: bool) -> set[int]:
+        return {start}
+
+
+class JoinsWhatOthersUse(ReferenceHeap):
+    @override
+    @classmethod
+    def alike(cls, a: Block, b: Block) -> bool:
+        return not a.entries or not b.entries or super().alike(a, b)
+
+
 BROKEN = [ForgetsUses, ServesBareBlocks, CachesPages, KeepsTheFirstOrder, JoinsWhatIsDone]
+BROKEN += [ForgetsUsesOfWhatMoved, MovesWhatOthersUse, GoesAroundNothing, LooksAtOneAddress, JoinsWhatOthersUse]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
@@ -379,8 +412,8 @@ def test_a_wait_is_for_the_latest_use_of_each_stream(heap: Heap) -> None:
     heap.free(first)
     heap.close_epoch(0)
     heap.free(second)
-    assert heap.plan(6 * PAGE, 0, most=4 * PAGE) == ((0, 1),)
-    assert heap.plan(6 * PAGE, 0, most=2 * PAGE) == ((0, 2),)
+    assert heap.plan(6 * PAGE, 0, most=4 * PAGE, early=False) == ((0, 1),)
+    assert heap.plan(6 * PAGE, 0, most=2 * PAGE, early=False) == ((0, 2),)
 
 
 def test_only_memory_that_could_be_taken_is_waited_for() -> None:
@@ -393,8 +426,8 @@ def test_only_memory_that_could_be_taken_is_waited_for() -> None:
     heap.free(taken)
     assert heap.take(2 * PAGE, 0) == taken
     heap.free(last)
-    assert heap.plan(42 * PAGE, 0, most=6 * PAGE) == ()
-    assert heap.plan(42 * PAGE, 0, most=7 * PAGE) == ((0, 1),)
+    assert heap.plan(42 * PAGE, 0, most=6 * PAGE, early=False) == ()
+    assert heap.plan(42 * PAGE, 0, most=7 * PAGE, early=False) == ((0, 1),)
 
 
 def test_blocks_of_a_page_or_more_are_not_cached() -> None:
@@ -450,6 +483,136 @@ def test_a_page_below_two_blocks_is_idle_once_they_are_one(heap: Heap) -> None:
     plan = heap.reclaim(LOTS)
     assert plan is not None
     assert len(plan.moves) == 3
+    heap.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_new_memory_comes_only_once_all_that_is_idle_has_moved(seed: int) -> None:
+    """In handles of a page, though no use of them is known to be done: one stream's work is in order."""
+    draw, heap = random.Random(seed), Heap()
+    live: list[int] = []
+    heap.add_space(BASE, 16 * PAGES * PAGE, 1, PAGE)
+    heap.go_around(True)
+    grew = 0
+    for _ in range(300):
+        if live and (draw.random() < 0.5 or heap.live() > 40 * PAGE):
+            heap.free(live.pop(draw.randrange(len(live))))
+            continue
+        nbytes = draw.randrange(PAGE // 2, 9 * PAGE)
+        if not (block := heap.take(nbytes, 0)):
+            plan = heap.plan(nbytes, 0, parts=LOTS)
+            assert isinstance(plan, Plan)
+            grew += bool(plan.fresh)
+            if plan.fresh:
+                assert heap.idle_memory() == (0, ())
+            carry_out(heap, plan)
+            block = heap.take(nbytes, 0)
+            assert block
+        live.append(block)
+        heap.check()
+    assert grew >= 10
+
+
+def test_takes_go_around_what_has_no_memory_at_its_front(heap: Heap) -> None:
+    """If they are to, any memory that is large enough serves; else a take lacks pages."""
+    blocks = [grown(heap, nbytes * PAGE) for nbytes in (1, 1, 3, 1, 5, 1)]
+    for block in blocks[::2]:
+        heap.free(block)
+    heap.mark_done(0, heap.close_epoch(0))
+    hole = heap.reclaim(PAGE)
+    assert hole is not None
+    carry_out(heap, hole)
+    assert (heap.take(PAGE, 0), heap.last_reason()) == (0, REASON_PAGES)
+    heap.go_around(True)
+    heap.go_around(False)
+    assert (heap.take(PAGE, 0), heap.last_reason()) == (0, REASON_PAGES)
+    heap.go_around(True)
+    assert heap.info(heap.take(PAGE, 0)).address == BASE + 2 * PAGE
+    heap.check()
+
+
+def test_free_blocks_end_where_memory_does(heap: Heap) -> None:
+    """As long as takes go around holes; what is bare beside the end belongs to it."""
+    heap.go_around(True)
+    heap.free(grown(heap, 6 * PAGE))
+    heap.mark_done(0, heap.close_epoch(0))
+    for _ in range(2):
+        hole = heap.reclaim(PAGE)
+        assert hole is not None
+        carry_out(heap, hole)
+    assert [(one.state, one.nbytes // PAGE) for one in heap.blocks()] == [("bare", 2), ("free", 4), ("bare", PAGES - 6)]
+    assert heap.spread() == 6 * PAGE
+    heap.go_around(False)
+    assert [(one.state, one.nbytes // PAGE) for one in heap.blocks()] == [("free", 6), ("bare", PAGES - 6)]
+    heap.go_around(True)
+    hole = heap.reclaim(LOTS)
+    assert hole is not None
+    carry_out(heap, hole)
+    assert [(one.state, one.nbytes // PAGE) for one in heap.blocks()] == [("bare", PAGES)]
+    assert heap.spread() == 0
+    heap.check()
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_request_lies_where_the_least_is_missing(heap: Heap, stream: int) -> None:
+    """Across free blocks and what is bare between them, but not on what another stream still uses."""
+    heap.go_around(True)
+    hole, low, bare, high, _last = (grown(heap, nbytes * PAGE) for nbytes in (1, 2, 2, 2, 1))
+    heap.free_many([hole, bare])
+    finish(heap, 0)
+    idle = heap.reclaim(LOTS)
+    assert idle is not None
+    carry_out(heap, idle)
+    heap.free_many([low, high])
+    plan = heap.plan(5 * PAGE, stream, room=LOTS, parts=1)
+    assert isinstance(plan, Plan)
+    end = BASE + 8 * PAGE
+    assert plan.fresh == (((BASE + 3 * PAGE, 2 * PAGE),) if stream == 0 else ((end, 5 * PAGE),))
+    carry_out(heap, plan)
+    assert heap.info(heap.take(5 * PAGE, stream)).address == (BASE + PAGE if stream == 0 else end)
+    heap.check()
+
+
+def test_what_moved_is_behind_what_its_stream_did(heap: Heap) -> None:
+    """It serves its own stream at once, and another one behind the use that it brought along."""
+    first, _second = grown(heap, 2 * PAGE), grown(heap, PAGE)
+    heap.free(first)
+    heap.go_around(True)
+    plan = heap.plan(3 * PAGE, 0)
+    assert isinstance(plan, Plan)
+    assert [(move.nbytes, move.uses) for move in plan.moves] == [(PAGE, ((0, 1),))] * 2
+    carry_out(heap, plan)
+    assert heap.take_foreign(2 * PAGE, 1) is None
+    heap.publish(0, heap.close_epoch(0))
+    assert heap.take(2 * PAGE, 1) == 0
+    other = heap.take_foreign(2 * PAGE, 1)
+    assert other is not None
+    assert other[1] == ((0, 1),)
+    heap.put_back(*other)
+    assert heap.take(2 * PAGE, 0)
+    heap.check()
+
+
+def test_wrong_moves_change_nothing(heap: Heap) -> None:
+    """A handle moves as a whole, once it is lifted, to addresses that are held and bare."""
+    first, _second = grown(heap, 2 * PAGE), grown(heap, PAGE)
+    heap.free(first)
+    plan = heap.plan(6 * PAGE, 0)
+    assert isinstance(plan, Plan)
+    before, move = state(heap), plan.moves[0]
+    for wrong in (
+        move._replace(nbytes=2 * PAGE), move._replace(address=BASE + PAGE // 2), move._replace(segment=9),
+        move._replace(to=BASE), move._replace(to=move.to + 512), move._replace(to=BASE + (PAGES - 1) * PAGE),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"moved as a whole|held|space"):
+            heap.set_moved(wrong, plan.segment)
+        assert state(heap) == before
+    with pytest.raises(ValueError, match="space"):
+        heap.set_moved(move, 9)
+    assert state(heap) == before
+    heap.set_moved(move, plan.segment)
+    with pytest.raises(ValueError, match=r"moved as a whole|held|space"):
+        heap.set_moved(move, plan.segment)
     heap.check()
 
 

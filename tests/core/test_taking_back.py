@@ -30,7 +30,7 @@ class Program:
         """Take a block, behind which memory is put where there is none, and return its address."""
         block = self.heap.take(nbytes, stream)
         if not block:
-            plan = self.heap.plan(nbytes, stream, room=room)
+            plan = self.heap.plan(nbytes, stream, room=room, early=False)
             assert isinstance(plan, Plan)
             self.carry_out(plan)
             found = self.heap.take_foreign(nbytes, stream, late=True)
@@ -42,9 +42,10 @@ class Program:
 
     def carry_out(self, plan: Plan) -> None:
         for move in plan.moves:
-            self.heap.set_bare(move.segment, move.address, move.nbytes)
             if move.to:
-                self.heap.set_mapped(plan.segment, move.to, move.nbytes)
+                self.heap.set_moved(move, plan.segment)
+            else:
+                self.heap.set_bare(move.segment, move.address, move.nbytes)
         for address, nbytes in plan.fresh:
             self.heap.set_mapped(plan.segment, address, nbytes)
         for move in plan.moves:

@@ -207,7 +207,7 @@ class TestLimit:
                 third = await pool.allocate_async(44 * MIB)
                 second.free()
                 third.free()
-                async with pool.allocate_async(64 * MIB):
+                async with pool.allocate_batch([64 * MIB]):  # whose memory does not move while it is in use
                     assert pool.stats().remedies["trim"] == 1
                 pool.check()
 
@@ -307,7 +307,7 @@ class TestAheadOfNeed:
                 first, held = [await pool.allocate_async(size * MIB) for size in (8, 1)]
                 device.default_stream.launch(1.0, writes=[first])
                 first.free()
-                async with pool.allocate_async(56 * MIB):
+                async with pool.allocate_batch([56 * MIB]):  # whose memory does not move while it is in use
                     assert device.reserved == (8 + 1 + 56) * MIB
                 held.free()
                 device.run_until_idle()
@@ -391,14 +391,17 @@ class SlowFences:
                         self.heap.publish(stream, self.heap.close_epoch(stream))
                     self.scheduler.looked(0, now)
                 elif effect.kind == "remap":
-                    self.scheduler.remapped(effect.job, len(effect.out), len(effect.into), now)
+                    self.scheduler.remapped(effect.job, len(effect.moves), len(effect.out), len(effect.into), now)
                 elif effect.kind == "wait":
                     return effect
         return None
 
     def use(self, nbytes: int, now: float) -> float:
-        """Ask for memory and free it; return for how long that would have waited, which takes longer and is in vain."""
-        request = self.scheduler.submit(nbytes, now)
+        """Ask for a batch of one, and free it; return how long that would have waited, which takes longer, in vain.
+
+        What is in use moves for no batch.
+        """
+        request = self.scheduler.submit([nbytes], now)
         wait = self.work(now)
         if wait is not None:
             self.scheduler.waited(wait.job, False, now + 0.8)

@@ -44,6 +44,7 @@ class Placement:
         self.granule = granule
         self.small_limit = 1 << 20
         self.best_fit = True
+        self.around = False
         self.epochs: list[Epochs] = []
         self.arenas: dict[int, Arena] = {0: Arena(), 1: Arena()}
         self.segments_by_id: dict[int, Segment] = {}

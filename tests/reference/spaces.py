@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from asyncmem.core.report import Piece
+from asyncmem.core.report import Move, Piece
 from tests.reference.blocks import Block, Entries, Segment, joined, listed
 from tests.reference.place import Search
 from tests.reference.takes import MAX_SIZE, Takes
@@ -37,6 +37,10 @@ class Space:
     def pages(self, address: int, nbytes: int) -> range:
         """Return the address of each page that has a byte in a range."""
         return range(address // self.page * self.page, address + nbytes, self.page)
+
+    def lacks(self, address: int, nbytes: int) -> int:
+        """Return the bytes of pages without memory of a range."""
+        return sum(self.page for at in self.pages(address, nbytes) if at not in self.handles)
 
     def behind(self, address: int, nbytes: int) -> list[Handle]:
         """Return each handle that has a byte in a range, in the order of addresses."""
@@ -177,32 +181,39 @@ class Spaces(Takes):
         return block if address == block.address else self.cut(block, (address - block.address) // self.granule)
 
     def lift(self, block: Block, address: int, nbytes: int) -> None:
-        """Hold a part of a free block: one block for each stretch with memory, or without."""
-        self.index_remove(block)
+        """Hold a part of a free or bare block: one block for each stretch with memory, or without."""
+        free = block.state == "free"
+        if free:
+            self.index_remove(block)
         space, end = self.spaces[block.segment], address + nbytes
         part = self.split_at(block, address)
-        if part is not block:
+        if part is not block and free:
             self.index_add(block)
         if part.address + part.granules * self.granule > end:
-            self.index_add(self.split_at(part, end))
+            rest = self.split_at(part, end)
+            self.index_add(rest) if free else None
         pages = space.pages(address, nbytes)
         for page, next_page in zip(pages, [*pages[1:], None], strict=True):
             part.state = "lifted" if page in space.handles else "filling"
             if next_page is not None and (page in space.handles) != (next_page in space.handles):
                 part = self.split_at(part, next_page)
 
-    def held_part(self, segment: int, address: int, nbytes: int, state: str) -> Block:
-        """Return the held block that is exactly a range, cut out of a larger one."""
+    def held_around(self, segment: int, address: int, nbytes: int, state: str) -> Block:
+        """Return the held block in a state that has all of a range."""
         page = self.space_of(segment).page
         for block in self.chain(self.segments_by_id[segment].first):
             end = block.address + block.granules * self.granule
             if block.state == state and block.address <= address < address + nbytes <= end:
                 if address % page or nbytes % page:
                     break
-                part = self.split_at(block, address)
-                self.split_at(part, address + nbytes) if address + nbytes < end else None
-                return part
+                return block
         raise ValueError("the range is not held, or not in this state")
+
+    def held_part(self, segment: int, address: int, nbytes: int, state: str) -> Block:
+        """Return the held block that is exactly a range, cut out of a larger one."""
+        part = self.split_at(self.held_around(segment, address, nbytes, state), address)
+        self.split_at(part, address + nbytes) if nbytes < part.granules * self.granule else None
+        return part
 
     def set_mapped(self, segment: int, address: int, nbytes: int) -> None:
         """Note that a handle has been mapped in a lifted range."""
@@ -229,6 +240,27 @@ class Spaces(Takes):
         self.handle_numbers.append(handle.number)
         self.reserved_bytes -= nbytes
 
+    def set_moved(self, move: Move, segment: int) -> None:
+        """Note that a lifted handle is mapped at another address as well; the old one is held until it is let go."""
+        space, target = self.space_of(move.segment), self.space_of(segment)
+        handle = space.handles.get(move.address)
+        if handle is None or (handle.address, handle.nbytes) != (move.address, move.nbytes):
+            raise ValueError("a handle is moved as a whole")
+        self.held_around(segment, move.to, move.nbytes, "filling")
+        self.held_part(move.segment, move.address, move.nbytes, "lifted").state = "filling"
+        block = self.held_part(segment, move.to, move.nbytes, "filling")
+        block.state = "lifted"
+        self.bring_uses(block, handle)
+        for page in space.pages(move.address, move.nbytes):
+            del space.handles[page]
+        handle.segment, handle.address = segment, move.to
+        target.handles.update(dict.fromkeys(target.pages(move.to, move.nbytes), handle))
+
+    def bring_uses(self, block: Block, handle: Handle) -> None:
+        """Let a block wait for what the memory that came to it waits for."""
+        if uses := self.undone(handle.uses):
+            block.entries = joined(self.undone(block.entries), uses)
+
     def let_go(self, segment: int, address: int, nbytes: int) -> None:
         """End the lifting of a range: it is free, with the memory that it has now."""
         space, end = self.space_of(segment), address + nbytes
@@ -238,31 +270,83 @@ class Spaces(Takes):
         if not whole or held != inside:
             raise ValueError("the range is not held")
         self.ledger.wanted = 0  # what has come is for whoever waits
-        for block in held:
-            self.index_add(self.reunite(block))
+        self.release(held)
         for handle in space.behind(address, nbytes):
             self.freed += 1
             self.make_newest(handle)
 
+    def go_around(self, around: bool) -> None:
+        """Part what lies free where its memory ends, or join it again."""
+        if around == self.around:
+            return
+        self.around = around
+        for segment in sorted(self.spaces, key=lambda number: self.segments_by_id[number].arena):
+            blocks = list(self.chain(self.segments_by_id[segment].first))
+            if around:
+                self.part(segment, [block for block in blocks if block.state == "free"])
+                continue
+            for block in blocks:
+                if block.state == "bare" and block.after is not None:
+                    self.put(block, filled=False)
+
+    def part(self, segment: int, free: list[Block]) -> None:
+        """Cut free blocks where their memory begins and ends."""
+        sizes = {block.address: block.granules * self.granule for block in free}
+        holed = [block for block in free if self.mapped(block) < sizes[block.address]]
+        ranges = [(block.address, block.address + sizes[block.address]) for block in holed]
+        for block in holed:
+            self.lift(block, block.address, sizes[block.address])
+        for start, end in ranges:
+            self.release([b for b in self.chain(self.segments_by_id[segment].first) if start <= b.address < end])
+
+    def release(self, held: list[Block]) -> None:
+        """Have blocks that were held side by side free again, what belongs together as one."""
+        whole, filled = held[0], held[0].state == "lifted"
+        for block in held[1:]:
+            apart = self.around and filled != (block.state == "lifted")
+            if not apart and self.belong(whole, block):
+                self.unite(whole, block)
+                continue
+            self.put(whole, filled=filled)
+            whole, filled = block, block.state == "lifted"
+        self.put(whole, filled=filled)
+
+    def put(self, block: Block, *, filled: bool) -> None:
+        """Have a block free, joined with the neighbours that it belongs to, or bare where takes go around holes."""
+        if filled or not self.around:
+            self.index_add(self.reunite(block))
+            return
+        block.state, block.entries = "bare", {}
+        before, after = block.before, block.after
+        if before is not None and before.state == "bare":
+            self.unite(before, block)
+            block = before
+        if after is not None and after.state == "bare":
+            self.unite(block, after)
+
     def reunite(self, block: Block) -> Block:
         """Join a block that was held with the free neighbours that it belongs to, all as it was."""
+        joins = self.alike if self.around else self.belong
         before = block.before
-        if before is not None and before.state == "free" and self.belong(before, block):
+        if before is not None and before.state == "free" and joins(before, block):
             self.index_remove(before)
             self.unite(before, block)
             block = before
         after = block.after
-        if after is not None and after.state == "free" and self.belong(block, after):
+        if after is not None and after.state == "free" and joins(block, after):
             self.index_remove(after)
             self.unite(block, after)
         return block
 
-    @staticmethod
-    def belong(a: Block, b: Block) -> bool:
+    @classmethod
+    def belong(cls, a: Block, b: Block) -> bool:
         """Return whether neighbours are parts of one block: they wait for the same, not just for nothing any more."""
-        if not a.entries or not b.entries or a.entries == b.entries:
-            return True
-        return len(a.entries) == 1 and a.entries.keys() == b.entries.keys()
+        return not a.entries or not b.entries or cls.alike(a, b)
+
+    @staticmethod
+    def alike(a: Block, b: Block) -> bool:
+        """Return whether they wait for the same."""
+        return a.entries == b.entries or (len(a.entries) == 1 and a.entries.keys() == b.entries.keys())
 
     def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Return the bytes of idle handles, and their uses that are not done."""
@@ -278,14 +362,14 @@ class Spaces(Takes):
         return [s for s in range(len(known)) if self.stamped.get(s, 0) > max(known[s].done, known[s].recorded)]
 
     def spread(self) -> int:
-        """Return the bytes of addresses that blocks have ever lain on."""
+        """Return the bytes of addresses up to those at the end that have no memory."""
         used = [
             block
             for segment in self.segments_by_id.values()
             if segment.container is None
             for block in self.chain(segment.first)
         ]
-        return sum(block.granules * self.granule for block in used if block.state != "bare")
+        return sum(block.granules * self.granule for block in used if block.state != "bare" or block.after)
 
     def handles(self) -> list[Piece]:
         """Return every handle that is mapped."""

@@ -49,7 +49,11 @@ class Takes(Caching):
         if self.refused([nbytes], stream, account, arena):
             return None
         lacks_pages = False
-        for bound, window in REACHES if late else REACHES[:-1]:
+        for bound, window in REACHES:
+            if bound == "any":
+                lacks_pages = self.has_spot(self.rounded(nbytes), stream, arena)
+                if lacks_pages or not late:
+                    break
             search = Search(self.rounded(nbytes) // self.granule, stream, bound, window)
             block = self.place(search, arena, anywhere=anywhere)
             self.examined += search.touched
@@ -149,7 +153,7 @@ class Takes(Caching):
         self.examined += search.touched
         self.touched_most = max(self.touched_most, self.examined)
         if block is None:
-            self.reason = 4 if search.bare else 1
+            self.reason = 4 if search.bare or self.has_spot(self.rounded(nbytes), stream, arena) else 1
             self.misses += 1
             self.level = 0
         else:
@@ -258,6 +262,10 @@ class Takes(Caching):
     def flags_inside(self, account: int) -> int:
         """Return the same for bytes that went back to a lease: some may wait for memory of just that lease."""
         return int(self.ledger.barred(account))
+
+    def has_spot(self, _size: int, _stream: int, _arena: int) -> bool:
+        """Return whether a request that found no memory could have addresses that were used before."""
+        return False
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 

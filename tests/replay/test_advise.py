@@ -51,7 +51,7 @@ def test_what_is_measured_is_what_a_replay_measures(advice: Advice) -> None:
 
 def test_limits_are_tried_and_their_waits_bounded() -> None:
     """The smallest at all, and the smallest whose waits are short: both were tried, and the second is advised."""
-    advice = advise(read(TRACES / "gnn_sampled.npz"), model=Model(lag=0.05))
+    advice = advise(read(TRACES / "stream_prefetch.npz"), model=LATE)
     smallest, within = named(advice, "limit")
     assert smallest.after.completed
     assert smallest.after.wait_seconds > 0.02 * smallest.after.duration
@@ -63,7 +63,7 @@ def test_limits_are_tried_and_their_waits_bounded() -> None:
 
 def test_the_limit_that_waits_little_is_no_smaller_than_the_smallest() -> None:
     """Where no wait is allowed at all, the program needs what it needs without a limit, or close to it."""
-    trace = read(TRACES / "gnn_sampled.npz")
+    trace = read(TRACES / "stream_prefetch.npz")
     smallest, patient, never = (fit(trace, model=LATE, waiting=share) for share in (1, 0.02, 0))
     assert smallest <= patient < never
     assert replay(trace, model=LATE, limit=never).waits == 0
@@ -124,8 +124,8 @@ def test_an_empty_program_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("model", "advised"),
     [
-        (LATE, {"segments", "patience", "limit", "overlap"}),
-        (Model(lag=0.02, pace=0.2), {"segments", "warmup", "limit", "overlap"}),
+        (LATE, {"segments", "limit", "overlap"}),
+        (Model(), {"segments", "warmup", "limit", "overlap"}),
     ],
 )
 def test_the_lines_to_paste_are_the_arguments(model: Model, advised: set[str]) -> None:

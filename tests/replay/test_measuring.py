@@ -61,7 +61,7 @@ def test_a_replay_reckons_with_them() -> None:
             }
         )
         costs = measure_costs(Simulated(80 * GIB, latencies=slow))
-        spent.append(replay(program, Policy.parse("paged,take_back=off"), Model(costs=costs)).driver_seconds)
+        spent.append(replay(program, Policy.parse("paged,take_back=off"), Model(pace=0, costs=costs)).driver_seconds)
     assert spent[1] == pytest.approx(10 * spent[0], rel=0.02)  # mapping and fences cost what they did
 
 

@@ -1,5 +1,6 @@
-"""Pools on pages need what a replay of the same program says, and never more for having taken pages back."""
+"""Pools on pages need what a replay of the same program says, and not much more for having taken pages back."""
 
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,18 +107,22 @@ def program(seed: int, steps: int, streams: int) -> Trace:
 @pytest.mark.parametrize("lag", [0.002, 0.02])
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(8))
-def test_taking_back_never_needs_more(seed: int, streams: int, lag: float) -> None:
-    """Where a block is placed does not depend on which pages are mapped, in a pool as in a replay."""
+def test_taking_back_needs_no_more(seed: int, streams: int, lag: float) -> None:
+    """But for two pages: blocks go where memory is, which is as close together as if all of it stayed."""
     trace = program(seed, 500, streams)
     lean, kept = (Player(lag, beat=0.009, takes_back=takes_back).play(trace) for takes_back in (True, False))
-    assert lean <= 1.005 * kept
+    assert lean <= 1.005 * kept + 2 * PAGE
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_taking_back_saves_memory(seed: int) -> None:
-    """Where the device is never late, it needs less."""
-    trace = program(seed, 600, 1)
-    assert Player(0.0).play(trace) < Player(0.0, takes_back=False).play(trace)
+@pytest.mark.parametrize("lag", [0.0, 0.02])
+def test_taking_back_saves_memory(lag: float) -> None:
+    """However late the device is, it needs less: 5 % over eight programs of one stream, and for none more by 1 %."""
+    ratios = []
+    for seed in range(8):
+        trace = program(seed, 600, 1)
+        ratios.append(Player(lag).play(trace) / Player(lag, takes_back=False).play(trace))
+    assert max(ratios) <= 1.01
+    assert statistics.geometric_mean(ratios) <= 0.95
 
 
 @pytest.mark.parametrize("lag", [0.0, 0.004, 0.02])
@@ -141,15 +146,15 @@ def test_streams_that_share_need_about_what_the_replay_says(seed: int) -> None:
 def test_patience_keeps_to_its_share(seed: int) -> None:
     """All waits together take at most that share of the pool's life, whatever they gain."""
     player = Player(0.004, patience="10%")
-    player.play(program(seed, 600, 1))
+    player.play(program(seed, 600, 2))
     assert 0 < player.waited <= 0.1 * (player.device.now + player.before)
     assert player.stats.remedies["wait"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_patience_saves_memory(seed: int) -> None:
-    """Who waits for what is about to be done need not ask for more; who has none waits for nothing."""
-    trace = program(seed, 1000, 1)
+    """Who waits for what another stream is about to be done with need not ask for more; alone it waits for nothing."""
+    trace = program(seed, 1000, 2)
     patient, hasty = Player(0.004, patience="20 s"), Player(0.004)
     assert patient.play(trace) < hasty.play(trace)
     assert (hasty.waited, hasty.stats.remedies.get("wait", 0)) == (0, 0)

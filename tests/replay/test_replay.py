@@ -20,10 +20,10 @@ LATE = Model(lag=0.02)
 STAY = Policy(take_back=False)
 
 
-def swap(gap_us: int) -> Trace:
-    """Make a program that frees one of two blocks and then asks for one that is as large as both."""
+def swap(gap_us: int, stream: int = 1) -> Trace:
+    """Make a program that frees one of two blocks, last used on a stream, and then asks for one as large as both."""
     program = Program().take("a", 8 * MIB).take("b", 8 * MIB)
-    return program.at(100 * MS).free("a").at(100 * MS + gap_us).take("c", 16 * MIB).trace()
+    return program.at(100 * MS).free("a", stream=stream).at(100 * MS + gap_us).take("c", 16 * MIB).trace()
 
 
 def without_time(one: Replay) -> Replay:
@@ -54,7 +54,7 @@ def test_a_stream_takes_its_own_memory_again_at_once() -> None:
 
 def test_pages_that_are_done_are_moved() -> None:
     """What is idle and ready is mapped where it is needed, before more than ever is taken."""
-    one = replay(swap(0), model=Model(costs={"cuMemUnmap": ((0, 5000.0),)}))
+    one = replay(swap(0, stream=0), model=Model(costs={"cuMemUnmap": ((0, 5000.0),)}))
     assert one.peak_reserved == 24 * MIB
     assert one.driver_calls["cuMemUnmap"] == 1  # of four neighbours, which cost as much as four
     assert one.driver_seconds == pytest.approx(20e-6)
@@ -62,16 +62,27 @@ def test_pages_that_are_done_are_moved() -> None:
 
 
 def test_what_is_too_large_for_its_place_is_released() -> None:
-    """64 MiB come in handles of 4, and a small request needs 2: one is released for it, and another made."""
-    trace = Program().take("a", 64 * MIB).free("a").take("b", 1000).trace()
+    """256 MiB come in handles of 8, and a small request needs 2: one is released for it, and another made."""
+    trace = Program().take("a", 256 * MIB).free("a").at(100 * MS).take("b", 1000).trace()
     one = replay(trace, model=Model(costs={"cuMemRelease": ((0, 5000.0),)}))
-    assert one.peak_reserved == 64 * MIB
-    assert (one.driver_calls["cuMemCreate"], one.driver_calls["cuMemRelease"]) == (17, 1)
+    assert one.peak_reserved == 256 * MIB
+    assert (one.driver_calls["cuMemCreate"], one.driver_calls["cuMemRelease"]) == (33, 1)
     assert one.driver_seconds == pytest.approx(5e-6)
 
 
-def test_pages_that_are_in_use_stay() -> None:
-    """Nothing is unmapped before the device is done with it, and no caller waits who was not told to."""
+@pytest.mark.parametrize("gap", [0, 19 * MS])
+def test_pages_move_while_their_own_stream_uses_them(gap: int) -> None:
+    """They are mapped where they are needed at once, and unmapped where they were when the device is done there."""
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a")
+    program.at(100 * MS + gap).take("c", 16 * MIB)
+    one = replay(program.trace(), model=LATE)
+    assert (one.peak_reserved, one.waits, "cuMemUnmap" in one.driver_calls) == (24 * MIB, 0, False)
+    one = replay(program.at(200 * MS).take("d", 512).trace(), model=LATE)
+    assert (one.peak_reserved, one.waits, one.driver_calls["cuMemUnmap"]) == (26 * MIB, 0, 1)
+
+
+def test_pages_that_another_stream_uses_stay() -> None:
+    """Nothing moves before the device is done with it, and no caller waits who was not told to."""
     one = replay(swap(19 * MS), model=LATE)
     assert (one.peak_reserved, one.waits) == (32 * MIB, 0)
     assert "cuMemUnmap" not in one.driver_calls
@@ -96,7 +107,7 @@ def test_patience_waits_as_long_as_it_may() -> None:
 def test_patience_goes_by_what_it_has_seen() -> None:
     """Where earlier work took 20 ms, what began 15 ms ago is waited for if 10 ms may be waited, not if 4 may."""
     program = Program().take("z", 8 * MIB).at(50 * MS).free("z").at(90 * MS).take("a", 8 * MIB).take("b", 8 * MIB)
-    trace = program.at(100 * MS).free("a").at(119 * MS).take("c", 16 * MIB).trace()
+    trace = program.at(100 * MS).free("a", stream=1).at(119 * MS).take("c", 16 * MIB).trace()
     patient = replay(trace, Policy(patience=Patience(seconds=0.01)), LATE)
     assert (patient.peak_reserved, patient.waits) == (24 * MIB, 1)
     assert patient.wait_seconds == pytest.approx(0.005)
@@ -113,14 +124,14 @@ def test_patience_as_a_share_accrues() -> None:
 def test_patience_is_kept_for_what_is_worth_it() -> None:
     """Nearly all that may be waited is not spent on 8 MiB where a gibibyte is reserved."""
     program = Program().take("x", 1 << 30).take("a", 8 * MIB).take("b", 8 * MIB)
-    trace = program.at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB).trace()
+    trace = program.at(100 * MS).free("a", stream=1).at(116 * MS).take("c", 16 * MIB).trace()
     assert replay(trace, Policy(patience=Patience(share=0.05)), LATE).waits == 0
 
 
 def test_patience_counts_what_it_waited() -> None:
     """What was waited once is gone: the second time as much would be needed again."""
-    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(119 * MS).take("c", 16 * MIB)
-    program.at(120 * MS).free("b").at(139 * MS).take("d", 32 * MIB)
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a", stream=1)
+    program.at(119 * MS).take("c", 16 * MIB).at(120 * MS).free("b", stream=1).at(139 * MS).take("d", 32 * MIB)
     one = replay(program.trace(), Policy(patience=Patience(share=0.05)), LATE)
     assert one.waits == 1
     assert one.peak_reserved == 56 * MIB
@@ -220,7 +231,7 @@ def test_a_fence_covers_what_was_freed_within_four_milliseconds() -> None:
 
 def test_the_holes_at_the_peak_are_told() -> None:
     """When the most was reserved, one block of 8 in 32 MiB was free, and in use by its stream."""
-    one = replay(swap(5 * MS), model=LATE)
+    one = replay(swap(5 * MS, stream=0), STAY, LATE)
     assert (one.largest_hole, one.idle, one.stranded) == (8 * MIB, 8 * MIB, (8 * MIB,))
     assert one.fragmentation == (8 / 32) ** 2
 
@@ -315,16 +326,18 @@ def test_recorded_programs_run_under_close_limits(name: str, factor: float, shar
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_patience_keeps_to_its_share(name: str) -> None:
-    """All waits together take at most the share of the time that was given."""
-    one = replay(read(TRACES / f"{name}.npz"), Policy(patience=Patience(share=0.02)), LATE)
-    assert 0 < one.wait_seconds <= 0.02 * one.duration
+    """All waits together take at most the share of the time that was given; one stream has little to wait for."""
+    trace = read(TRACES / f"{name}.npz")
+    one = replay(trace, Policy(patience=Patience(share=0.02)), LATE)
+    assert one.wait_seconds > 0 or trace.streams == 1
+    assert one.wait_seconds <= 0.02 * one.duration
     assert one.reserved_over_requested <= RECORDINGS[name][0]
 
 
 @pytest.mark.parametrize("lag", [0.0, 0.02])
 @pytest.mark.parametrize("seed", range(12))
-def test_taking_back_never_needs_more(seed: int, lag: float) -> None:
-    """Where a block is placed does not depend on which pages are mapped: what moves them cannot make things worse."""
+def test_taking_back_needs_no_more(seed: int, lag: float) -> None:
+    """New memory is asked for only where none that is idle will do, so moving it makes no program worse."""
     sizes = [[2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB]][seed % 4]
     trace = random_program(seed, sizes, streams=(1, 2, 4)[seed // 4])
     model = Model(lag=lag)

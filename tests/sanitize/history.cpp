@@ -166,6 +166,7 @@ private:
         Entries owed;
         wanted.anywhere = false;
         if (BlockId block = heap_.take_foreign(wanted, true, owed, outcome)) live_.push_back(block);
+        if (!below(10)) heap_.go_around(below(3));
     }
 
     void give_back() {
@@ -178,8 +179,12 @@ private:
         uint64_t steps = below(4) ? 1000000 : below(8);
         auto step = [&] { return steps && steps--; };
         for (const Move& move : plan.moves) {
-            if (step()) heap_.set_bare(move.segment, move.address, move.nbytes);
-            if (move.to && step()) heap_.set_mapped(plan.segment, move.to, move.nbytes);
+            if (!step()) break;
+            if (move.to) {
+                heap_.set_moved(move, plan.segment);
+            } else {
+                heap_.set_bare(move.segment, move.address, move.nbytes);
+            }
         }
         for (const Range& range : plan.fresh)
             if (step()) heap_.set_mapped(plan.segment, range.address, range.nbytes);
@@ -206,6 +211,7 @@ private:
 
 void wrong_arguments_change_nothing(Heap& heap, const std::vector<uint32_t>& spaces) {
     Outcome outcome;
+    Entries owed;
     auto refused = [&](auto call) {
         try {
             call();
@@ -227,8 +233,10 @@ void wrong_arguments_change_nothing(Heap& heap, const std::vector<uint32_t>& spa
     refused([&] { heap.set_mapped(spaces[0], space, page); });
     refused([&] { heap.set_bare(spaces[0], ~uint64_t{0}, page); });
     refused([&] { heap.let_go(spaces[0], space, ~uint64_t{0}); });
+    for (Move move : {Move{spaces[0], space, page, space}, Move{spaces[0], ~uint64_t{0}, page, 0}, Move{1000, space, page, space}})
+        refused([&] { heap.set_moved(move, spaces[0]); });
+    refused([&] { heap.take_at({.nbytes = page, .arena = 1}, 1, false, owed, outcome); });
     refused([&] { heap.remove_space(1000); });
-    Entries owed;
     BlockId block = heap.take_foreign({.nbytes = 512}, true, owed, outcome);
     heap.free(block);
     refused([&] { heap.free(block); });

@@ -155,17 +155,26 @@ class Executor:
             spare = self.spare()
             if effect.nbytes and spare < effect.nbytes:
                 self.refused = True
-                self.scheduler.remapped(effect.job, 0, 0, self.now, out_of_memory=True)
+                self.scheduler.remapped(effect.job, 0, 0, 0, self.now, out_of_memory=True)
                 return
-            unmapped, mapped = len(effect.out), len(into)
+            moved, unmapped, mapped = len(effect.moves), len(effect.out), len(into)
             fails = self.fails()
-            if fails and self.draw.random() < 0.5 and unmapped:
+            if fails and self.draw.random() < 0.3 and moved:
+                moved, unmapped, mapped = self.draw.randrange(moved), 0, 0
+            elif fails and self.draw.random() < 0.5 and unmapped:
                 unmapped, mapped = self.draw.randrange(unmapped), 0
             elif fails:
                 mapped = self.draw.randrange(mapped + 1)
-            self.mapped -= sum(nbytes for _, nbytes in effect.out[:unmapped])
+            for (_, nbytes), to in effect.moves[:moved]:
+                self.demand(
+                    not any(to <= one < to + nbytes for one in self.left), "memory moves to where some was left"
+                )
+            self.left |= {address: nbytes for (address, nbytes), _ in effect.moves[:moved]}
+            for address, nbytes in effect.out[: min(unmapped, effect.left)]:
+                self.demand(self.left.pop(address, 0) == nbytes, "memory has not left an address that is unmapped")
+            self.mapped -= sum(nbytes for _, nbytes in effect.out[effect.left : unmapped])
             self.mapped += sum(nbytes for _, nbytes in into[:mapped])
-            self.scheduler.remapped(effect.job, unmapped, mapped, self.now, seconds=0.001)
+            self.scheduler.remapped(effect.job, moved, unmapped, mapped, self.now, seconds=0.001)
             if fails and effect.request:
                 self.fail_for(effect)
 

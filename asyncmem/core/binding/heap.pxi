@@ -51,7 +51,8 @@ cdef Bound _bound(bint foreign, bint late) noexcept:
 
 
 cdef object _plan_out(const CPlan& plan):
-    moves = tuple([Move(plan.moves[i].segment, plan.moves[i].address, plan.moves[i].nbytes, plan.moves[i].to)
+    moves = tuple([Move(plan.moves[i].segment, plan.moves[i].address, plan.moves[i].nbytes, plan.moves[i].to,
+                        _entries_out(plan.moves[i].uses))
                    for i in range(plan.moves.size())])
     fresh = tuple([(plan.fresh[i].address, plan.fresh[i].nbytes) for i in range(plan.fresh.size())])
     return Plan(plan.segment, plan.address, plan.nbytes, moves, fresh)
@@ -158,7 +159,7 @@ cdef class Heap:
         """Take a space out that has no memory mapped."""
         self.c.remove_space(_index(segment, "segment"))
 
-    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16, spare=0):
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16, spare=0, early=True):
         """Return a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
@@ -168,6 +169,8 @@ cdef class Heap:
         Handles are pages or, in a large request, at most a `parts`-th of it; 1 makes one for each gap. Few are quicker
         mapped, many fit more places. New memory goes on behind the request for up to `spare` bytes.
 
+        Memory moves before its uses are done where `early`, if they are all of the request's stream, whose work is in order.
+
         The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
 
         Ask right after the take that missed: flush() and merge() in between would change what is placed where. Serve the
@@ -175,12 +178,16 @@ cdef class Heap:
         """
         cdef CPlan plan = self.c.plan(
             self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"),
-            _bound(foreign, late), _whole(parts, "parts"), _whole(spare, "spare"))
+            _bound(foreign, late), _whole(parts, "parts"), _whole(spare, "spare"), early)
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
 
     def has_addresses(self, nbytes, stream, arena=-1, foreign=True, late=True):
         """Return whether a plan would find addresses among those that were used before, with memory or without."""
         return self.c.has_addresses(self._ask(_size(nbytes), stream, 0, arena, False), _bound(foreign, late))
+
+    def go_around(self, around):
+        """Have takes find memory wherever it lies; else a block is found by its addresses alone, and has memory or not."""
+        self.c.go_around(around)
 
     def reclaim(self, nbytes):
         """Return a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
@@ -207,6 +214,14 @@ cdef class Heap:
     def set_bare(self, segment, address, nbytes):
         """Note that a lifted handle has been unmapped: as a whole, and after all uses of it were done."""
         self.c.set_bare(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
+
+    def set_moved(self, move, segment):
+        """Note that a Move has been made, into a space: what it left is held until it is unmapped there and let go."""
+        cdef CMove made
+        made.segment = _index(move.segment, "segment")
+        made.address, made.nbytes = _whole(move.address, "address"), _whole(move.nbytes, "nbytes")
+        made.to = _whole(move.to, "to")
+        self.c.set_moved(made, _index(segment, "segment"))
 
     def let_go(self, segment, address, nbytes):
         """End the lifting of a range: it is free, with the memory that it has now."""

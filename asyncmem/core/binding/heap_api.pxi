@@ -100,6 +100,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
     cdef struct CMove "asyncmem::Move":
         uint32_t segment
         uint64_t address, nbytes, to
+        vector[Entry] uses
 
     cdef cppclass CPlan "asyncmem::Plan":
         bint found
@@ -140,10 +141,12 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         void remove_space(uint32_t segment) except +
         void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
+        void set_moved(const CMove& move, uint32_t segment) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         vector[CPiece] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare, bint early) except +
         bint has_addresses(const Ask& ask, Bound bound) except +
+        void go_around(bint around)
         CPlan reclaim(uint64_t nbytes) except +
         CPiece idle_memory() except +
         vector[uint32_t] unfenced() except +

@@ -27,8 +27,9 @@ cdef class Effect:
         streams: Streams to record fences on.
         returns: (address, bytes, uses) of each segment that goes back.
         uses: (stream, epoch) of what to wait for.
+        moves: ((address, bytes), address) of what is mapped at a second address.
         out, into: (address, bytes) of what is unmapped and mapped.
-        moved: How many of the first of `into` get what was unmapped.
+        left: How many of the first of `out` are addresses that memory has moved away from.
     """
 
     cdef readonly str kind
@@ -37,13 +38,13 @@ cdef class Effect:
     cdef readonly int level
     cdef readonly bint by_caller, joins
     cdef readonly double seconds
-    cdef readonly tuple streams, returns, uses, out, into
-    cdef readonly size_t moved
+    cdef readonly tuple streams, returns, uses, moves, out, into
+    cdef readonly size_t left
 
     def __repr__(self):
         fields = []
         for name in ("request", "job", "nbytes", "need", "arena", "stream", "account", "level", "streams", "returns", "uses",
-                     "out", "into"):
+                     "moves", "out", "into", "left"):
             value = getattr(self, name)
             if value:
                 fields.append(f"{name}={value}")
@@ -55,12 +56,14 @@ cdef Effect _effect_out(const CEffect& effect):
     made.kind = _KINDS[<int>effect.kind]
     made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
     made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
-    made.level, made.by_caller, made.seconds, made.moved = effect.level, effect.by_caller, effect.seconds, effect.moved
+    made.level, made.by_caller, made.seconds, made.left = effect.level, effect.by_caller, effect.seconds, effect.left
     made.joins = effect.joins
     made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
     made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))
                           for i in range(effect.returns.size())])
     made.uses = _entries_out(effect.uses)
+    made.moves = tuple([((effect.moves[i].first.address, effect.moves[i].first.nbytes), effect.moves[i].second)
+                        for i in range(effect.moves.size())])
     made.out = tuple([(effect.out[i].address, effect.out[i].nbytes) for i in range(effect.out.size())])
     made.into = tuple([(effect.into[i].address, effect.into[i].nbytes) for i in range(effect.into.size())])
     return made
@@ -229,9 +232,9 @@ cdef class Scheduler:
         """Note that so many of the segments to give back went back to the device."""
         self.c.trimmed(job, count, now)
 
-    def remapped(self, job, unmapped, mapped, now, *, out_of_memory=False, seconds=0.0):
-        """Note that the first so many spans were unmapped, and the first so many mapped."""
-        self.c.remapped(job, unmapped, mapped, out_of_memory, now, seconds)
+    def remapped(self, job, moved, unmapped, mapped, now, *, out_of_memory=False, seconds=0.0):
+        """Note that the first so many moves were made, the first so many spans unmapped, and the first so many mapped."""
+        self.c.remapped(job, moved, unmapped, mapped, out_of_memory, now, seconds)
 
     def waited(self, job, seen, now):
         """Note that a wait for uses is over; `seen` is whether they are done."""

@@ -59,8 +59,9 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         vector[uint32_t] streams
         vector[CPiece] returns
         vector[Entry] uses
+        vector[pair[Span, uint64_t]] moves
         vector[Span] out, into
-        size_t moved
+        size_t left
 
     cdef struct CTally "asyncmem::scheduler::Tally":
         int64_t waiting, waiting_bytes, growing, growing_bytes
@@ -123,7 +124,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void grew(uint64_t job, uint64_t address, uint64_t nbytes, uint32_t stream, bint ready, double now, double seconds) except +
         void grow_failed(uint64_t job, bint out_of_memory, double now) except +
         void trimmed(uint64_t job, size_t count, double now) except +
-        void remapped(uint64_t job, size_t unmapped, size_t mapped, bint out_of_memory, double now, double seconds) except +
+        void remapped(uint64_t job, size_t moved, size_t unmapped, size_t mapped, bint out_of_memory, double now, double seconds) except +
         void waited(uint64_t job, bint seen, double now) except +
         void ended(uint64_t job, Ending ending, double now) except +
         void expire(double now) except +

@@ -43,6 +43,7 @@ public:
     uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
     Entries remove_segment(uint32_t segment);
     void place_from(uint64_t nbytes);  // blocks of so many bytes or more are not cached from now on
+    void go_around(bool around);  // whether takes find memory wherever it lies, or by addresses alone
     std::vector<SegmentInfo> segments() const;
     std::vector<Piece> empty_segments() const;
 
@@ -51,13 +52,15 @@ public:
     void remove_space(uint32_t segment);
     void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes);
     void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes);
+    void set_moved(const Move& move, uint32_t segment);
     void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
     std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
-    // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap); and
-    // which idle memory to give back, the oldest first. New memory goes on behind the request for up to `spare` bytes.
+    // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap), moving memory that
+    // only its own stream still uses where it may be `early`; and which idle memory to give back, the oldest first. New memory
+    // goes on behind the request for up to `spare` bytes.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts,
-              uint64_t spare = 0);
+              uint64_t spare = 0, bool early = true);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);
     Plan reclaim(uint64_t nbytes);
@@ -338,6 +341,7 @@ private:
     BlockId part_of(const Node& whole);
     BlockId cut(BlockId block, uint64_t granules);
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
+    BlockId held_around(const Space& space, uint64_t address, uint64_t nbytes, State state) const;
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
     // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already.
     void note_free(const Node& node) {
@@ -355,14 +359,25 @@ private:
     BlockId idle(const Handle& handle) const;
     std::vector<HandleId> idle_handles() const;
     bool belong(const Node& a, const Node& b) const;
+    bool alike(const Node& a, const Node& b) const;
+    void put(Space& space, BlockId block, bool filled);
     BlockId reunite(BlockId block);
+    void release(Space& space, uint64_t address, uint64_t nbytes);
     std::string check_space(uint32_t segment) const;
     bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
     Entries uses(HandleId id) const { return undone(handles_.uses(id)); }  // what keeps it from being unmapped
 
     // planning (plan.cpp)
-    uint64_t bare_behind(const Space& space, BlockId block, uint64_t from, uint64_t most) const;
+    static uint64_t bare_behind(const Space& space, uint64_t from, uint64_t end);
     class Picking;
+    // Where a request may lie: an address, how many bytes from there on lack memory, and the blocks side by side that it is
+    // in: the first, their size and their end.
+    struct Spot {
+        BlockId block = 0;
+        uint64_t address = 0, missing = UINT64_MAX, size = UINT64_MAX, end = 0;
+    };
+    Spot cheapest(const Space& space, uint64_t nbytes, uint32_t stream, bool anew) const;
+    bool has_spot(const Ask& ask, uint64_t granules);
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Bound bound);
     BlockId extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Bound bound);
     BlockId last_used(const Space& space, const Ask& ask, Bound bound);
@@ -399,6 +414,7 @@ private:
     // The smallest page there is, or what place_from() says. Where memory comes and goes, blocks from there on are placed each
     // time: cached, they would keep it from that.
     uint64_t paged_from_ = UINT64_MAX;  // granules
+    bool around_ = false;
     uint64_t live_low_ = 0, live_high_ = no_limit;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free

@@ -191,7 +191,7 @@ enum class State : uint8_t {
     Cached,   // in a bin of a stream cache or of the shared cache
     Leased,   // granted, and turned into an arena of its own
     Pending,  // free, on its way into an index
-    Bare,     // the addresses of a space that were never used: its end
+    Bare,     // part of a space without memory, in no index: its end or, where takes go around holes, any
     Lifted,   // part of a space with memory behind it, held back while pages are mapped or unmapped
     Filling,  // likewise, without memory
 };

@@ -1,7 +1,7 @@
 // Spaces: ranges of addresses below whose blocks memory is mapped and unmapped.
 //
-// A block is found by its addresses alone, so what is placed where does not depend on which pages are mapped, and taking
-// pages back can never make a program need more of them. A free block may have holes, and one that is served has none.
+// A block that is served has memory behind all of it. What lies free without memory is a block of its own or, where blocks are
+// found by addresses alone, part of a free one.
 //
 // What is to change is first lifted: out of the free index, so that no request takes it while the driver works without
 // the lock. Then each step that the driver has made is told here, and at last all of it is let go, free again with the
@@ -33,6 +33,33 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
 void Heap::place_from(uint64_t nbytes) {
     std::lock_guard lock(lock_);
     placed_from(nbytes);
+}
+
+// What lies free is parted where its memory ends, or joined again.
+void Heap::go_around(bool around) {
+    Coalesced coalesced(*this);
+    if (around == std::exchange(around_, around)) return;
+    for (uint32_t at : {0, 1}) {
+        if (!arenas_[at].space) continue;
+        Space& space = space_of(arenas_[at].space - 1);
+        std::vector<BlockId> holed;
+        for (auto& index : arenas_[at].by_key)
+            if (index)
+                index->each([&](BlockId block) {
+                    if (nodes_[block].bare) holed.push_back(block);
+                });
+        std::ranges::sort(holed, {}, [this](BlockId block) { return nodes_[block].address; });
+        std::vector<Range> ranges;
+        for (BlockId block : holed) {
+            ranges.push_back({nodes_[block].address, bytes(nodes_[block])});
+            lift(space, block, ranges.back().address, ranges.back().nbytes);
+        }
+        for (const Range& range : ranges) release(space, range.address, range.nbytes);
+        for (auto [_, block] : std::exchange(space.bare_blocks, {})) {
+            nodes_[block].bare = static_cast<uint32_t>(bytes(nodes_[block]) / space.page());
+            put(space, block, false);
+        }
+    }
 }
 
 void Heap::placed_from(uint64_t nbytes) {
@@ -161,18 +188,27 @@ std::vector<HandleId> Heap::idle_handles() const {
     return found;
 }
 
-// Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
+// Take a part of a free or bare block out of where it is kept, as blocks that are held: one for each stretch with memory, or
+// without.
 void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) {
+    bool bare = nodes_[block].state == State::Bare;
+    auto keep = [&](BlockId part) {
+        if (bare) space.bare_blocks[nodes_[part].address] = part;
+        else index_add(part);
+    };
     auto hole = std::ranges::find(space.holes, block);
-    index_remove(nodes_[block]);
+    if (bare) space.bare_blocks.erase(nodes_[block].address);
+    else index_remove(nodes_[block]);
     uint64_t front = address - nodes_[block].address;
+    bool last = block == space.end;
     if (front) {
         BlockId rest = cut(block, front >> shift_);
-        index_add(block);
+        keep(block);
         block = rest;
     }
     BlockId tail = bytes(nodes_[block]) > nbytes ? cut(block, nbytes >> shift_) : 0;
-    if (tail) index_add(tail);
+    if (last) space.end = tail;
+    else if (tail) keep(tail);
     if (hole != space.holes.end()) {  // what is left of it takes its place
         if (!front) hole = space.holes.erase(hole);
         if (tail) space.holes.insert(hole + (front != 0), tail);
@@ -188,8 +224,8 @@ void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) 
     });
 }
 
-// The held block that is exactly this range, cut out of a larger one.
-BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State state) {
+// The held block in this state that has all of a range.
+BlockId Heap::held_around(const Space& space, uint64_t address, uint64_t nbytes, State state) const {
     auto found = space.held.upper_bound(address);
     if (found == space.held.begin()) refuse_argument("nothing is held there");
     BlockId block = (--found)->second;
@@ -198,6 +234,13 @@ BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State s
     if (node.state != state || !nbytes || front >= bytes(node) || nbytes > bytes(node) - front ||
         ((address | nbytes) & (space.page() - 1)))
         refuse_argument("the range is not held, or not in this state");
+    return block;
+}
+
+// The held block that is exactly this range, cut out of a larger one.
+BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State state) {
+    BlockId block = held_around(space, address, nbytes, state);
+    uint64_t front = address - nodes_[block].address;
     if (front) space.held[address] = block = cut(block, front >> shift_);
     if (bytes(nodes_[block]) > nbytes) space.held[address + nbytes] = cut(block, nbytes >> shift_);
     return block;
@@ -230,6 +273,27 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
     reserved_ -= nbytes;
 }
 
+// A handle is mapped at another address as well, which has all that it owes. The old one is held until it is let go, for the
+// device may still work there.
+void Heap::set_moved(const Move& move, uint32_t segment) {
+    Noted noted(*this);
+    Space &from = space_of(move.segment), &to = space_of(segment);
+    HandleId id = from.handle(move.address);
+    if (!id || handles_[id].address != move.address || handles_[id].nbytes != move.nbytes)
+        refuse_argument("a handle is moved as a whole");
+    held_around(to, move.to, move.nbytes, State::Filling);  // refused before anything is changed
+    BlockId left = held_part(from, move.address, move.nbytes, State::Lifted);
+    Node& node = nodes_[held_part(to, move.to, move.nbytes, State::Filling)];
+    nodes_[left].state = State::Filling;
+    node.state = State::Lifted;
+    if (Entries owed = uses(id); !owed.empty()) entry_pool_.store(node, joined(undone(entry_pool_.all(node)), owed));
+    from.set_handle(handles_[id], 0);
+    handles_.move(id, segment, move.to);
+    to.set_handle(handles_[id], id);
+    segments_[move.segment].mapped -= move.nbytes;
+    segments_[segment].mapped += move.nbytes;
+}
+
 void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
     Noted noted(*this);
     Space& space = space_of(segment);
@@ -242,37 +306,84 @@ void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
     }
     if (!nbytes || end != address + nbytes) refuse_argument("the range is not held");
     accounts_.close_up();  // what has come is for waiting requests
-    for (BlockId block = first, next; block; block = next) {
-        next = nodes_[block].address + bytes(nodes_[block]) < end ? nodes_[block].after : 0;
-        Node& node = nodes_[block];
-        bool filled = node.state == State::Lifted;
-        if (filled) lifted_ -= bytes(node);
-        node.state = State::Pending;
-        node.bare = filled ? 0 : static_cast<uint32_t>(bytes(node) / space.page());
-        space.held.erase(node.address);
-        index_add(reunite(block));
-    }
+    release(space, address, nbytes);
     space.each(address, nbytes, handles_, [this](HandleId id) { handles_.note(id, handles_.next(), {}); });
+}
+
+// Have a range that is held free again, what belongs together as one block.
+void Heap::release(Space& space, uint64_t address, uint64_t nbytes) {
+    BlockId whole = 0;
+    bool filled = false;
+    for (BlockId block = space.held.at(address), next; block; block = next) {
+        Node& node = nodes_[block];
+        next = node.address + bytes(node) < address + nbytes ? node.after : 0;
+        space.held.erase(node.address);
+        bool has = node.state == State::Lifted;
+        if (has) lifted_ -= bytes(node);
+        node.bare = has ? 0 : static_cast<uint32_t>(bytes(node) / space.page());
+        if (whole && !(around_ && has != filled) && belong(nodes_[whole], node)) {
+            unite(whole, block);
+            continue;
+        }
+        if (whole) put(space, whole, filled);
+        whole = block;
+        filled = has;
+    }
+    put(space, whole, filled);
+}
+
+// Have a block free that is in no list, and joined with the neighbours that it belongs to. Where takes go around holes, it has
+// memory behind all of it, or none.
+void Heap::put(Space& space, BlockId block, bool filled) {
+    Node& node = nodes_[block];
+    if (filled || !around_) {
+        node.state = State::Pending;
+        index_add(reunite(block));
+        return;
+    }
+    node.state = State::Bare;
+    node.bare = 0;
+    entry_pool_.store(node, {});
+    if (BlockId before = node.before; before && nodes_[before].state == State::Bare) {
+        unite(before, block);
+        block = before;
+    }
+    BlockId after = nodes_[block].after;
+    if (after && nodes_[after].state == State::Bare) {
+        space.bare_blocks.erase(nodes_[after].address);
+        unite(block, after);
+    }
+    if (nodes_[block].after) {
+        space.bare_blocks[nodes_[block].address] = block;
+    } else {
+        space.bare_blocks.erase(nodes_[block].address);
+        space.end = block;
+    }
 }
 
 // Whether neighbours are parts of one block: they wait for the same, and not merely for nothing any more. Free blocks that
 // lie apart because of what they waited for once stay so, as if nothing had been lifted.
 bool Heap::belong(const Node& a, const Node& b) const {
-    if (!key_of(a) || !key_of(b)) return true;
-    if (a.more || b.more) return a.more && b.more && entry_pool_[a.more] == entry_pool_[b.more];
-    return a.stream == b.stream;
+    return !key_of(a) || !key_of(b) || alike(a, b);
 }
 
-// Join a block that was held with the free neighbours that it belongs to, and return what became of it.
+bool Heap::alike(const Node& a, const Node& b) const {
+    if (a.more || b.more) return a.more && b.more && entry_pool_[a.more] == entry_pool_[b.more];
+    return key_of(a) == key_of(b);
+}
+
+// Join a block that was held with the free neighbours that it belongs to, and return what became of it. Where takes go around
+// holes, what came for a request joins nothing that this one may not have.
 BlockId Heap::reunite(BlockId block) {
+    auto joins = [this](const Node& a, const Node& b) { return around_ ? alike(a, b) : belong(a, b); };
     BlockId before = nodes_[block].before;
-    if (before && nodes_[before].state == State::Free && belong(nodes_[before], nodes_[block])) {
+    if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block])) {
         index_remove(nodes_[before]);
         unite(before, block);
         block = before;
     }
     BlockId after = nodes_[block].after;
-    if (after && nodes_[after].state == State::Free && belong(nodes_[block], nodes_[after])) {
+    if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after])) {
         index_remove(nodes_[after]);
         unite(block, after);
     }
@@ -322,7 +433,7 @@ uint64_t Heap::spread() const {
 std::string Heap::check_space(uint32_t id) const {
     const Segment& segment = segments_[id];
     const Space& space = space_of(id);
-    uint64_t mapped = 0, held = 0;
+    uint64_t mapped = 0, held = 0, empty_blocks = 0;
     for (BlockId block = segment.first; block; block = nodes_[block].after) {
         const Node& node = nodes_[block];
         uint64_t bare = bare_pages(node, bytes(node)) * space.page();
@@ -330,14 +441,20 @@ std::string Heap::check_space(uint32_t id) const {
         if (bare != (empty ? bytes(node) : node.state == State::Free ? bare_bytes(node) : 0))
             return "a block's memory is not what it says";
         mapped += bytes(node) - bare;
-        if (node.state == State::Bare && (block != space.end || node.after)) return "unused addresses that are not the end";
+        if (block == space.end && node.after) return "unused addresses that are not the end";
+        if (around_ && node.state == State::Free && node.bare) return "a free block with a hole";
+        if (node.state == State::Bare && block != space.end) {
+            auto found = space.bare_blocks.find(node.address);
+            if (found == space.bare_blocks.end() || found->second != block) return "bare block that its space does not know";
+            ++empty_blocks;
+        }
         if (node.state != State::Lifted && node.state != State::Filling) continue;
         auto found = space.held.find(node.address);
         if (found == space.held.end() || found->second != block) return "held block that its space does not know";
         ++held;
     }
     if (mapped != segment.mapped) return "a space's mapped bytes differ from its blocks";
-    if (held != space.held.size()) return "a space knows blocks that are not there";
+    if (held != space.held.size() || empty_blocks != space.bare_blocks.size()) return "a space knows blocks that are not there";
     uint64_t total = 0;
     for (const Handle& handle : handles_.all())
         if (handle.segment == id) total += handle.nbytes;

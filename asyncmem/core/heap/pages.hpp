@@ -38,6 +38,12 @@ public:
         return id;
     }
 
+    // It is behind other addresses now, with all that it owes.
+    void move(HandleId id, uint32_t segment, uint64_t address) {
+        table_[id].segment = segment;
+        table_[id].address = address;
+    }
+
     void remove(HandleId id) {
         set_uses(id, {});
         table_[id].nbytes = 0;
@@ -205,15 +211,17 @@ public:
     template <class Look>
     void stretches(uint64_t address, uint64_t nbytes, Look look) const {
         for (uint64_t at = address, end = address + nbytes; at < end;) {
-            uint64_t from = at;
+            uint64_t from = at, p = (at - address_) >> shift_, known = std::max<uint64_t>(p, pages_.size());
+            uint64_t last = std::min(known, ((end - 1 - address_) >> shift_) + 1);
             bool filled = handle(at) != 0;
-            while (at < end && (handle(at) != 0) == filled) at = up(at + 1);
-            at = std::min(at, end);
+            while (p < last && (pages_[p] != 0) == filled) ++p;
+            at = p < last || filled ? std::min(end, address_ + (p << shift_)) : end;
             look(from, at - from, filled);
         }
     }
 
-    BlockId end = 0;                   // the addresses that were never used; 0 when all were
+    BlockId end = 0;                   // the last addresses, without memory; 0 when there are none
+    std::map<uint64_t, BlockId> bare_blocks;  // the others that have no memory and are no part of a free block, by address
     std::map<uint64_t, BlockId> held;  // blocks that are lifted or filling, by address
     std::vector<BlockId> holes;        // blocks of a page or more in the free index, by address, while they are looked for
 

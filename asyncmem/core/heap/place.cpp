@@ -250,7 +250,7 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
         deferred_.out = block;
         deferred_.out_deferred = false;
     } else {
-        outcome.reason = search.bare ? NoPages : NoMemory;
+        outcome.reason = search.bare || has_spot(ask, granules) ? NoPages : NoMemory;
         ++total_.misses;
     }
     return block;
@@ -259,15 +259,19 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
 // What other streams have to be done with first, or are asked to wait for: by one search after the other.
 BlockId Heap::take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome) {
     coalesce();
+    bool bare = false;
     for (Reach reach : reaches) {
-        if (reach.bound == Bound::Any && !late) break;
+        if (reach.bound == Bound::Any) {
+            bare = has_spot(ask, granules);
+            if (bare || !late) break;
+        }
         Search search{granules, ask.stream, reach.bound, reach.window};
         BlockId block = place(ask, search);
         outcome.touched += search.touched;
         if (search.bare) outcome.reason = NoPages;
         if (block || search.bare) return block;
     }
-    outcome.reason = NoMemory;
+    outcome.reason = bare ? NoPages : NoMemory;
     return 0;
 }
 

@@ -1,9 +1,10 @@
 // Which addresses a request gets that finds no memory, and which memory is put there.
 //
-// Addresses are chosen as if memory were behind all that is free. So pages that are taken back change nothing about what
-// is placed where, and a program never needs more pages than if they all stayed.
+// Addresses are chosen where the least memory is missing, or as if memory were behind all that is free. Memory that is idle moves
+// there before more than ever is taken.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -18,13 +19,17 @@ constexpr uint32_t patience = 32;  // handles in a row that are not ready, after
 // The choice of handles for one plan. Nothing is changed.
 class Heap::Picking {
 public:
-    Picking(Heap& heap, Range kept, uint32_t segment) : heap_(heap), kept_(kept), segment_(segment) {}
+    Picking(Heap& heap, Range kept, uint32_t segment, const uint32_t* early = nullptr)
+        : heap_(heap), kept_(kept), segment_(segment), early_(early) {}
 
-    // The handle that has been idle the longest and is ready, or 0; each is answered once.
-    HandleId next() {
+    // The handle that has been idle the longest and is ready, or 0; each is answered once. Where it is to move to a gap of so
+    // many bytes it is ready early, if only the stream of the request still uses it: that one's work is in order.
+    HandleId next(uint64_t gap = 0) {
         for (uint32_t unready = 0; unready < patience; ++unready) {
             HandleId id = oldest();
-            if (!id || heap_.uses(id).empty()) return id;
+            if (!id) return 0;
+            Entries uses = heap_.uses(id);
+            if (uses.empty() || (heap_.handles_[id].nbytes <= gap && is_early(uses))) return id;
             later_.push_back(id);
         }
         return 0;
@@ -51,7 +56,7 @@ public:
     Move lift(HandleId id, uint64_t to) {
         const Handle& handle = heap_.handles_[id];
         heap_.lift(heap_.space_of(handle.segment), heap_.idle(handle), handle.address, handle.nbytes);
-        return {handle.segment, handle.address, handle.nbytes, to};
+        return {handle.segment, handle.address, handle.nbytes, to, heap_.uses(id)};
     }
 
 private:
@@ -73,6 +78,7 @@ private:
         idle_.pop_back();
         return id;
     }
+    bool is_early(const Entries& uses) const { return early_ && uses.size() == 1 && uses[0].stream == *early_; }
     bool kept(const Handle& handle) const {
         return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
                kept_.address < handle.address + handle.nbytes;
@@ -81,6 +87,7 @@ private:
     Heap& heap_;
     Range kept_;
     uint32_t segment_;
+    const uint32_t* early_;  // the stream of the request, where memory may move before it is done
     bool looked_ = false;
     std::vector<HandleId> idle_, later_;  // to be asked for, by a heap; and those that were not ready
 };
@@ -90,6 +97,7 @@ private:
 BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Bound bound) {
     for (Reach reach : reaches) {
         if (bound == Bound::Done ? reach.window != narrow : reach.bound > bound) break;
+        if (reach.bound == Bound::Any && has_spot(ask, granules)) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
         if (BlockId block = place(arenas_[arena], search)) return block;
     }
@@ -136,17 +144,17 @@ bool Heap::has_addresses(const Ask& ask, Bound bound) {
     need_stream(ask.stream);
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
-    return find_addresses(ask, arena, granules, bound);
+    return find_addresses(ask, arena, granules, bound) || has_spot(ask, granules);
 }
 
-// Bytes of a free block from an address on that have no memory, up to the first that have and at most so many.
-uint64_t Heap::bare_behind(const Space& space, BlockId block, uint64_t from, uint64_t most) const {
-    uint64_t end = std::min(nodes_[block].address + bytes(nodes_[block]), from + most), at = from;
+// Bytes from an address on that have no memory, up to the first that have or an end.
+uint64_t Heap::bare_behind(const Space& space, uint64_t from, uint64_t end) {
+    uint64_t at = from;
     while (at < end && !space.handle(at)) at += space.page();
     return at - from;
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare) {
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare, bool early) {
     Noted noted(*this);
     Plan plan;
     need_stream(ask.stream);
@@ -158,45 +166,49 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     if (arena > 1 || !arenas_[arena].space) return plan;
     plan.segment = arenas_[arena].space - 1;
     Space& space = space_of(plan.segment);
+    uint64_t need = granules << shift_, more = 0;
     BlockId block = find_addresses(ask, arena, granules, bound);
+    Spot spot = !block && around_ ? cheapest(space, need, ask.stream, true) : Spot{};
+    if (spot.block) block = spot.block;
     bool anew = !block;  // it takes addresses from the end, but not before the memory for them is found
-    uint64_t more = 0;
     if (anew) {
-        if (!space.end) return plan;
+        if (!space.end || around_) return plan;
         block = last_used(space, ask, bound);
-        uint64_t need = granules << shift_, have = block ? bytes(nodes_[block]) : 0;
+        uint64_t have = block ? bytes(nodes_[block]) : 0;
         more = space.up(need - std::min(need, have));
         if (more > bytes(nodes_[space.end])) return plan;
     }
-    plan.address = nodes_[block ? block : space.end].address;
+    plan.address = spot.block ? spot.address : nodes_[block ? block : space.end].address;
     if (nodes_[block ? block : space.end].segment != plan.segment) {  // an ordinary segment's, which another search has found
         plan.segment = nodes_[block].segment;
         plan.found = true;
         return plan;
     }
     // Up to the end of the last page, if that is bare: all of it is free then.
-    plan.nbytes = granules << shift_;
+    plan.nbytes = need;
     if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
 
     // What is to be free behind it. Small blocks begin with little, as they do in segments.
-    uint64_t ahead = space.up(spare);
+    uint64_t ahead = space.up(spare), end = spot.block ? spot.end : nodes_[block].address + bytes(nodes_[block]);
     if (!arena) ahead = std::min(ahead, space.up(std::max(2 * tuning_.small_limit, segments_[plan.segment].mapped / 2)));
     ahead = anew ? std::min(ahead, bytes(nodes_[space.end]) - more)
-                 : bare_behind(space, block, plan.address + plan.nbytes, ahead);
+                 : bare_behind(space, plan.address + plan.nbytes, std::min(plan.address + plan.nbytes + ahead, end));
 
     // New memory as long as there is room, else what has been idle the longest, else new memory all the same. An idle
     // handle that is too large for its gap is released, which makes room.
     uint64_t beyond = 0;
-    Picking picking(*this, {plan.address, plan.nbytes}, plan.segment);
+    Picking picking(*this, {plan.address, plan.nbytes}, plan.segment, early ? &ask.stream : nullptr);
     std::vector<std::pair<HandleId, uint64_t>> chosen;
-    uint64_t largest = parts == 1 ? largest_handle : std::max(space.page(), std::bit_floor((granules << shift_) / parts));
+    uint64_t largest = parts == 1 ? largest_handle : std::max(space.page(), std::bit_floor(need / parts));
     std::vector<Range> gaps;
     space.stretches(plan.address, plan.nbytes, [&](uint64_t at, uint64_t size, bool filled) {
         if (!filled) gaps.push_back({at, size});
     });
+    // The largest first: what does not fit a small one might fill it, and each handle is offered once.
+    std::ranges::stable_sort(gaps, std::greater<>(), &Range::nbytes);
     for (Range gap : gaps) {
         while (gap.nbytes > room) {
-            HandleId id = picking.next();
+            HandleId id = picking.next(gap.nbytes);
             if (!id) break;
             uint64_t nbytes = handles_[id].nbytes;
             chosen.emplace_back(id, nbytes <= gap.nbytes ? gap.address : 0);
@@ -215,7 +227,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
             more += anew ? ahead : 0;
         }
         while (gap.nbytes) {
-            uint64_t nbytes = std::min(largest, parts == 1 ? gap.nbytes : std::bit_floor(gap.nbytes));
+            uint64_t nbytes = std::min(largest, gap.nbytes);
             plan.fresh.push_back({gap.address, nbytes});
             gap.address += nbytes;
             gap.nbytes -= nbytes;
@@ -229,8 +241,61 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     plan.found = true;
     for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
     if (anew) block = extend(space, ask, block, more, bound);
-    lift(space, block, plan.address, plan.nbytes);
+    for (uint64_t at = plan.address, last = at + plan.nbytes; at < last;) {
+        while (nodes_[block].address + bytes(nodes_[block]) <= at) block = nodes_[block].after;
+        uint64_t nbytes = std::min(last, nodes_[block].address + bytes(nodes_[block])) - at;
+        BlockId first = block;
+        lift(space, block, at, nbytes);
+        if (nodes_[first].address < at) first = nodes_[first].after;
+        if (spot.block) resolve(nodes_[first], ask.stream);
+        at += nbytes;
+    }
     return plan;
+}
+
+// Where the least memory is missing among free blocks that the stream may have at once and bare ones, side by side, in the
+// smallest such stretch of addresses that is as good, and the lowest of those; with addresses that were never used, or without.
+Heap::Spot Heap::cheapest(const Space& space, uint64_t nbytes, uint32_t stream, bool anew) const {
+    Spot best;
+    uint64_t looked_at = 0;  // up to where
+    auto usable = [&](BlockId block) {
+        const Node& node = nodes_[block];
+        if (node.state == State::Bare) return anew || block != space.end;
+        return node.state == State::Free && eligible(node, stream, Bound::Done);
+    };
+    auto look_around = [&](BlockId bare) {
+        if (nodes_[bare].address < looked_at) return;
+        BlockId first = bare, last = bare;
+        while (usable(nodes_[first].before)) first = nodes_[first].before;
+        while (usable(nodes_[last].after)) last = nodes_[last].after;
+        uint64_t from = nodes_[first].address, end = looked_at = nodes_[last].address + bytes(nodes_[last]), size = end - from;
+        if (size < nbytes) return;
+        auto look = [&](uint64_t at) {
+            if (at < from || at + nbytes > end) return;
+            uint64_t missing = space.bare(at, nbytes) * space.page();
+            if (std::tie(missing, size, at) < std::tie(best.missing, best.size, best.address)) best = {first, at, missing, size, end};
+        };
+        look(from);
+        space.stretches(from, size, [&](uint64_t at, uint64_t filled, bool mapped) {
+            if (!mapped) return;
+            look(at);
+            if (at + filled >= nbytes) look((at + filled - nbytes) & ~(space.page() - 1));
+        });
+        if (last != space.end) look((end - nbytes) & ~(space.page() - 1));
+    };
+    for (auto [_, block] : space.bare_blocks) look_around(block);
+    if (anew && space.end) look_around(space.end);
+    return best;
+}
+
+// Whether a request that found no memory could have addresses that were used before.
+[[gnu::noinline]] bool Heap::has_spot(const Ask& ask, uint64_t granules) {
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    if (!around_ || arena > 1 || !arenas_[arena].space) return false;
+    const Space& space = space_of(arenas_[arena].space - 1);
+    if (space.bare_blocks.empty()) return false;
+    coalesce();
+    return cheapest(space, granules << shift_, ask.stream, false).block;
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {

@@ -114,11 +114,12 @@ struct Waste {
     std::vector<uint64_t> stranded;  // by stream: what only that stream may take without waiting
 };
 
-// A handle that is idle where it is mapped, and the bare address to map it at; 0 to release it.
+// A handle that is idle where it is mapped, and the bare address to map it at as well; 0 to release it.
 struct Move {
     uint32_t segment;
     uint64_t address, nbytes;
     uint64_t to;
+    Entries uses{};  // what is to be done before it is unmapped where it was
 };
 
 // How a request gets its memory: all of the range is lifted, and parts of it have none yet.

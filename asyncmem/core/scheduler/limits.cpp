@@ -93,6 +93,7 @@ void Scheduler::configure(const Policy& policy, double now) {
     policy_ = policy;
     root_->limit = policy.limit;
     heap_.set_limit(0, policy.limit);
+    heap_.go_around(policy.take_back && !policy.limited);
     source_->forget_refusal();
     for (auto& share : by_account_) {
         if (!share) continue;

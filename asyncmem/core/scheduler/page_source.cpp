@@ -1,8 +1,9 @@
 // Pages: ranges of addresses that stay, below which memory comes, moves and goes.
 //
-// Addresses are chosen as if memory were behind all of them, so a pool never needs more for having taken pages back. That
-// holds as long as nothing else depends on which pages are mapped: where only pages are lacking, no cache is emptied, no
-// neighbours are joined and, with several streams, no fence is looked at. `Scheduler::beat` does that by the clock.
+// A request that finds no memory gets addresses where little is missing. What is idle is mapped there as well: at once, even
+// while the request's own stream uses it, whose work is in order. What it leaves is unmapped when the device is done there.
+// Where only pages are lacking, no cache is emptied, no neighbours are joined and, with several streams, no fence is looked
+// at: `Scheduler::beat` does that by the clock.
 #include <algorithm>
 
 #include "source.hpp"
@@ -11,13 +12,14 @@ namespace asyncmem::scheduler {
 
 namespace {
 
-constexpr double grace = 0.02, early = 0.1;  // seconds that moves may take before they count, but of a young pool a tenth
-constexpr uint64_t coarse_parts = 12;        // a handle is at most this part of a request; handles cost by number
-constexpr double affordable = 0.3;           // the part of `dear` that all calls may take before handles become larger
+constexpr double grace = 0.02, young = 0.1;  // seconds that moves may take before they count, but of a young pool a tenth
+constexpr uint64_t most_parts = 20, least_parts = 4;  // of a request, each a handle: as few as those need that are no
+constexpr uint64_t fine_parts = 300;         // larger than this part of all that is reserved
+constexpr double affordable = 0.8;           // times `dear` is what all calls may take before they are
 constexpr uint64_t limit_parts = 512;        // below a limit of the user's it is at most this part of the limit, too
 constexpr double stock = 256;                // one part in so many is mapped ahead of need, where all the rest is live
 constexpr double most_stock = 32;            // and up to that, where calls are dear: so many times more than they may be
-constexpr double hasty = 4, first = 0.002;   // without the first seconds of them
+constexpr double hasty = 1.5, first = 0.002;   // without the first seconds of them
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
 constexpr double rest = 0.25;                // seconds without a try after memory could not go back
 
@@ -90,7 +92,7 @@ public:
     Decision grow_ahead(double now) override {
         uint64_t reserved = heap_.reserved() + coming_;
         if (policy_.ready <= reserved) return {};
-        Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0, now);
+        Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0, now, false);
         return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
@@ -99,7 +101,11 @@ public:
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
-        if (!nbytes) return {};
+        if (wanted == no_limit)
+            for (const Left& one : left_)
+                for (const Entry& use : one.uses)
+                    if (!is_done(use)) include(idle.uses, use);
+        if (!nbytes && (wanted != no_limit || left_.empty())) return {};
         Decision next = wait_for(std::move(idle.uses), never);
         if (!next) next = reclaim(nbytes);
         if (!next) return {};
@@ -110,15 +116,17 @@ public:
     }
 
     Decision reclaim(uint64_t nbytes) override {
-        Plan plan = heap_.reclaim(nbytes);
-        if (!plan.found) return {};
         Change change;
-        change.plans.push_back(std::move(plan));
-        Job job = carried_out(std::move(change));
-        job.reclaims = true;
-        job.leaving = nbytes;
+        if (Plan plan = heap_.reclaim(nbytes); plan.found) change.plans.push_back(std::move(plan));
+        Decision job = carried_out(std::move(change));
+        if (!job) return {};
+        job->reclaims = true;
+        job->leaving = nbytes;
         return job;
     }
+
+    Decision unmap_left() override { return carried_out({}); }
+    bool has_left() const override { return !left_.empty(); }
 
     void waited(const Job& job, double now) override {
         if (job.reclaims) {
@@ -128,23 +136,44 @@ public:
         Source::waited(job, now);
     }
 
-    void remapped(Job& job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) override {
+    void remapped(Job& job, size_t moved, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) override {
         const Effect& effect = job.effect;
-        if (unmapped > effect.out.size() || mapped > effect.into.size())
+        if (moved > effect.moves.size() || unmapped > effect.out.size() || mapped > effect.into.size())
             refuse_argument("more was moved than was to move");
-        for (auto& one : std::span(effect.out).first(unmapped)) heap_.set_bare(one.segment, one.address, one.nbytes);
+        bool moves = moved;
+        for (Plan& plan : job.change.plans)
+            std::erase_if(plan.moves, [&](Move& move) {
+                if (!move.to || !moved) return false;
+                --moved;
+                heap_.set_moved(move, plan.segment);
+                left_.push_back({{move.segment, move.address, move.nbytes}, std::move(move.uses)});
+                return true;
+            });
+        for (size_t i = 0; i < effect.out.size(); ++i) {
+            const Effect::Span& one = effect.out[i];
+            if (i >= effect.left) {
+                if (i < unmapped) heap_.set_bare(one.segment, one.address, one.nbytes);
+                continue;
+            }
+            auto found = std::ranges::find(left_, one.address, [](const Left& left) { return left.span.address; });
+            if (found == left_.end()) continue;  // it did not move
+            found->leaving = false;
+            if (i >= unmapped) continue;
+            heap_.let_go(one.segment, one.address, one.nbytes);
+            left_.erase(found);
+        }
         for (auto& one : std::span(effect.into).first(mapped)) heap_.set_mapped(one.segment, one.address, one.nbytes);
         coming_ -= job.change.fresh();
         called_ += seconds;
         if (job.reclaims) {
             leaving_ -= job.leaving;
-            trims += unmapped > 0;
+            trims += unmapped > effect.left;
             refused_ = no_limit;
             if (unmapped < effect.out.size()) rest_until_ = now + rest;
         } else {
             if (out_of_memory) refused_ = job.change.fresh();
-            grows += mapped > 0;
-            if (!effect.out.empty()) lifetime_.moved += seconds;
+            grows += mapped > 0 || moves;
+            if (moves || unmapped) lifetime_.moved += seconds;
         }
         note_peak();
         held_ = job.reclaims ? heap_.reserved() : std::max(held_, heap_.reserved());
@@ -167,6 +196,10 @@ private:
         return refuses() ? std::min(most, refused_ - std::min(refused_, policy_.page)) : most;
     }
 
+    bool may_move(double now) const {
+        double before = std::min(grace, young * (now - lifetime_.began));
+        return policy_.take_back && lifetime_.may_move(now, policy_.dear, before);
+    }
     bool may_be_foreign(const Request& request) const {
         return several_streams() && !request.terms.captured && !keeps_apart(request);
     }
@@ -192,22 +225,22 @@ private:
     Found plan_for(const Request& request, bool modest, double now, uint64_t spare = 0) {
         uint64_t left = available(), reserved = heap_.reserved() + coming_;
         uint64_t room = std::min(left, peak_ - std::min(peak_, reserved));
-        double before = std::min(grace, early * (now - lifetime_.began));
-        if (!lifetime_.may_move(now, policy_.dear, before) || !policy_.take_back) room = left;
+        if (!may_move(now)) room = left;
         uint64_t most = modest ? 0 : left - room;
         bool foreign = may_be_foreign(request);
         std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
-        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most, now, spare);
+        bool early = !policy_.limited && !request.terms.captured && !request.batch();
+        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most, now, early, spare);
         if (foreign && found.change && found.change->plans.empty())
             // All that is lacking is a way to the memory: it is another stream's, and cannot be waited for.
-            found = plan_pieces(sizes, request.ask.stream, false, room, most, now, spare);
+            found = plan_pieces(sizes, request.ask.stream, false, room, most, now, early, spare);
         return found;
     }
 
-    // Addresses do not depend on where memory is, so pieces are taken one after the other as they will be taken in the
-    // end, and planned for where memory is lacking. What was taken goes back as it was.
+    // Pieces are taken one after the other as they will be taken in the end, and planned for where memory is lacking. What was
+    // taken goes back as it was.
     Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most, double now,
-                      uint64_t spare = 0) {
+                      bool early, uint64_t spare = 0) {
         std::sort(sizes.begin(), sizes.end(), std::greater<>());
         std::vector<std::pair<BlockId, Entries>> taken;
         Found found;
@@ -215,7 +248,7 @@ private:
         for (uint64_t& nbytes : sizes) {
             if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
             uint64_t behind = &nbytes == &sizes.back() ? spare : 0;
-            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now), behind);
+            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now), behind, early);
             if (!plan.found) {
                 let_go(*found.change);
                 found.change.reset();
@@ -251,12 +284,16 @@ private:
         return block;
     }
 
-    // Small handles can move when little is free, large ones cost less: they are as small as the time since the start
-    // allows, so a program that grows at once gets a handle for each gap. Below a limit all are small: what cannot move
+    // Small handles can move when little is free, and what lives on a part of a large one keeps all of it; they cost by their
+    // number, when memory comes and whenever a block on them is freed. So a pool has some hundreds, or fewer where the
+    // time since its start does not allow that: then up to one for each gap. Below a limit all are small: what cannot move
     // there may fail a request.
     uint64_t parts_of(uint64_t nbytes, double now) const {
         if (policy_.limited) return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
-        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(coarse_parts) / haste(called_, now)));
+        uint64_t fine = (heap_.reserved() + coming_ + nbytes) / fine_parts;
+        uint64_t most = std::clamp(fine, nbytes / most_parts, nbytes / least_parts);
+        most = static_cast<uint64_t>(static_cast<double>(most) * haste(called_, now));
+        return std::max<uint64_t>(1, nbytes / (most + 1));
     }
 
     // How many times more these seconds are of the pool's life than calls may take, at least 1.
@@ -278,38 +315,36 @@ private:
         return std::min(std::max(all - std::min(all, free), again), left) / policy_.page * policy_.page;
     }
 
-    Job carried_out(Change change) {
-        coming_ += change.fresh();
+    bool is_done(const Entry& use) const { return use.epoch <= heap_.epochs(use.stream).done; }
+
+    // Nothing where nothing is to be done.
+    Decision carried_out(Change change) {
         Job job = job_of({.kind = Effect::Kind::Remap});
         Effect& effect = job.effect;
-        effect.out = leaves(change);
-        effect.into = comes(change);
-        for (const Plan& plan : change.plans)
-            for (const Move& move : plan.moves) effect.moved += move.to != 0;
+        for (Left& one : left_) {
+            if (one.leaving || !std::ranges::all_of(one.uses, [&](const Entry& use) { return is_done(use); })) continue;
+            one.leaving = true;
+            effect.out.push_back(one.span);
+        }
+        std::vector<Effect::Span> released;
+        for (const Plan& plan : change.plans) {
+            for (const Move& move : plan.moves) {
+                Effect::Span span{move.segment, move.address, move.nbytes};
+                if (move.to) effect.moves.push_back({span, move.to});
+                if (move.uses.empty()) (move.to ? effect.out : released).push_back(span);
+            }
+            for (const Range& range : plan.fresh) effect.into.push_back({plan.segment, range.address, range.nbytes});
+        }
+        effect.left = effect.out.size();
+        for (auto* spans : {&effect.out, &released})  // neighbours go in one call
+            std::ranges::sort(*spans, {}, &Effect::Span::address);
+        effect.out.insert(effect.out.end(), released.begin(), released.end());
+        if (effect.moves.empty() && effect.out.empty() && effect.into.empty()) return {};
+        coming_ += change.fresh();
         effect.nbytes = change.more();
         effect.need = effect.nbytes - std::min(effect.nbytes, change.ahead());
         job.change = std::move(change);
         return job;
-    }
-
-    // What is unmapped, by address, so that neighbours go in one call.
-    static std::vector<Effect::Span> leaves(const Change& change) {
-        std::vector<Effect::Span> out;
-        for (const Plan& plan : change.plans)
-            for (const Move& move : plan.moves) out.push_back({move.segment, move.address, move.nbytes});
-        std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.address < b.address; });
-        return out;
-    }
-
-    // What is mapped: first where memory only moves to, so that it gets what was unmapped.
-    static std::vector<Effect::Span> comes(const Change& change) {
-        std::vector<Effect::Span> into;
-        for (const Plan& plan : change.plans)
-            for (const Move& move : plan.moves)
-                if (move.to) into.push_back({plan.segment, move.to, move.nbytes});
-        for (const Plan& plan : change.plans)
-            for (const Range& range : plan.fresh) into.push_back({plan.segment, range.address, range.nbytes});
-        return into;
     }
 
     // Let the heap have it all again, joined with what it was cut from.
@@ -320,6 +355,14 @@ private:
         }
     }
 
+    // Addresses that memory has left, which are mapped until the device is done there; some are being unmapped just now.
+    struct Left {
+        Effect::Span span;
+        Entries uses;
+        bool leaving = false;
+    };
+
+    std::vector<Left> left_;
     double rest_until_ = -never;
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took

@@ -16,18 +16,14 @@ bool Scheduler::take(Request& request) {
 }
 
 bool Scheduler::find(Request& request) {
-    auto lacks_pages = [&] { return lacks_pages_ && !request.pressed; };
-    if (find_block(request, false)) return true;
-    if (request.share->arena != -1 && heap_.merge(request.share->arena) && find_block(request, false)) return true;
-    if (lacks_pages()) return false;
     bool several = heap_.stream_count() > 1;
     bool may_order = several && !request.terms.captured && !request.unordered &&
                      (request.terms.effort == Effort::Take || !source_->keeps_apart(request));
-    // Where blocks lie must not depend on what is known to be done, or pages that are taken back would change it.
-    if (policy_.paged && may_order) {
-        if (take_foreign(request, false)) return true;
-        if (lacks_pages()) return false;
-    }
+    auto lacks_pages = [&] { return lacks_pages_ && !request.pressed; };
+    if (find_block(request, false)) return true;
+    if (request.share->arena != -1 && heap_.merge(request.share->arena) && find_block(request, false)) return true;
+    if (policy_.paged && may_order && take_foreign(request, false)) return true;
+    if (lacks_pages()) return false;
     if (several && !source_->grows_apart(request) && must_look(1, request.ask.stream, {})) return false;
     // Memory of the other size class is for requests that cannot have a segment of their own.
     bool anywhere = request.share->arena == -1 && (request.pressed || !source_->can_grow(request));
@@ -189,11 +185,11 @@ void Scheduler::trimmed(JobId id, size_t count, double now) {
     pump(now);
 }
 
-void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) {
-    ASYNCMEM_ENTER(remapped, id, unmapped, mapped, out_of_memory, now, seconds);
+void Scheduler::remapped(JobId id, size_t moved, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) {
+    ASYNCMEM_ENTER(remapped, id, moved, unmapped, mapped, out_of_memory, now, seconds);
     Job job = end_job(id);
     root_->overtaken += heap_.close_up();
-    source_->remapped(job, unmapped, mapped, out_of_memory, now, seconds);
+    source_->remapped(job, moved, unmapped, mapped, out_of_memory, now, seconds);
     look_at_pressure();
     pump(now);
 }

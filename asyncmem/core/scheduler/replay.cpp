@@ -333,25 +333,21 @@ private:
         });
     }
 
-    // The memory of a handle that is unmapped serves one of its size; what serves none goes back to the driver.
     void remap(const Effect& effect) {
         double before = tally_.bill.us;
-        std::vector<uint64_t> handles;
-        for (const Effect::Span& span : effect.out) handles.push_back(span.nbytes);
+        std::vector<Effect::Span> shown;
+        for (auto& [span, to] : effect.moves) shown.push_back({span.segment, to, span.nbytes});
+        for (const Effect::Span& span : shown) pay(Call::Map, span.nbytes);
+        pay_for_stretches(Call::SetAccess, std::move(shown));
+        pay_for_stretches(Call::Unmap, effect.out);
+        for (const Effect::Span& span : std::span(effect.out).subspan(effect.left)) pay(Call::Release, span.nbytes);
         for (const Effect::Span& span : effect.into) {
-            auto found = std::find(handles.begin(), handles.end(), span.nbytes);
-            if (found == handles.end()) {
-                pay(Call::Create, span.nbytes);
-            } else {
-                handles.erase(found);
-            }
+            pay(Call::Create, span.nbytes);
             pay(Call::Map, span.nbytes);
         }
-        for (uint64_t nbytes : handles) pay(Call::Release, nbytes);
         pay_for_stretches(Call::SetAccess, effect.into);
-        pay_for_stretches(Call::Unmap, effect.out);
         double spent = (tally_.bill.us - before) * 1e-6;
-        scheduler_->remapped(effect.job, effect.out.size(), effect.into.size(), false, seconds(), spent);
+        scheduler_->remapped(effect.job, effect.moves.size(), effect.out.size(), effect.into.size(), false, seconds(), spent);
     }
 
     // Handles that lie one behind the other share a call, which costs by the handle all the same.

@@ -198,7 +198,7 @@ struct Effect {
         Look,           // record fences on `streams`, then ask which fences are done: `looked`
         Grow,           // give `returns` back, then get a segment: `trimmed`, `grew` or `grow_failed`
         Trim,           // give `returns` back: `trimmed`
-        Remap,          // unmap `out`, then map `into`: `remapped`
+        Remap,          // make `moves`, unmap `out`, then map `into`: `remapped`
         Wait,           // wait on the host until `uses` are done, for at most `seconds`: `waited`
         Settle,         // wait on the host for all free memory, for captured work: `waited`
         Spill,          // move `nbytes` of what is charged to `account` to the host: `ended`
@@ -233,8 +233,9 @@ struct Effect {
     std::vector<uint32_t> streams{};
     std::vector<Piece> returns{};   // segments that have left the heap, and go back once their last uses are done
     Entries uses{};
+    std::vector<std::pair<Span, uint64_t>> moves{};  // what is mapped, and the address to map it at as well
     std::vector<Span> out{}, into{};
-    size_t moved = 0;        // of `into`: so many of the first get what was unmapped
+    size_t left = 0;         // of `out`: so many of the first are addresses that memory has moved away from
 };
 
 // An owner that waits for memory without a queued request: for another task that brings spilled memory back.
@@ -255,6 +256,9 @@ inline void put(std::string& text, const Terms& terms) {
 }
 inline void put(std::string& text, const Claim& claim) { put_all(text, claim.owner, claim.nbytes, claim.account); }
 inline void put(std::string& text, const Effect::Span& span) { put_all(text, span.address, span.nbytes); }
+inline void put(std::string& text, const std::pair<Effect::Span, uint64_t>& move) {
+    put_all(text, move.first.address, move.first.nbytes, move.second);
+}
 
 inline void put(std::string& text, const Policy& policy) {
     Fields fields(text);
@@ -276,8 +280,8 @@ inline void put(std::string& text, const Effect& effect) {
     fields.known("joins", effect.joins).known("nbytes", effect.nbytes).known("need", effect.need).known("arena", effect.arena);
     fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
     fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
-    fields.known("uses", effect.uses).known("out", effect.out).known("into", effect.into);
-    fields.known("moved", effect.moved);
+    fields.known("uses", effect.uses).known("moves", effect.moves).known("out", effect.out).known("into", effect.into);
+    fields.known("left", effect.left);
 }
 
 }  // namespace asyncmem::scheduler

@@ -22,6 +22,7 @@ void Scheduler::begin() {
     root_ = root.get();
     by_account_.push_back(std::move(root));
     heap_.set_limit(0, policy_.limit);
+    heap_.go_around(policy_.take_back && !policy_.limited);
     look_at_pressure();
     set_gates(heap_.returns());
 }

@@ -105,7 +105,7 @@ public:
     void grew(JobId job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds);
     void grow_failed(JobId job, bool out_of_memory, double now);
     void trimmed(JobId job, size_t count, double now);
-    void remapped(JobId job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds);
+    void remapped(JobId job, size_t moved, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds);
     void waited(JobId job, bool seen, double now);
     void ended(JobId job, Ending ending, double now);    // of whatever else
     void expire(double now);

@@ -184,9 +184,12 @@ public:
     virtual void grew(const Job&, uint64_t, uint64_t, uint32_t, bool, double) {}
     virtual void grow_failed(const Job&, bool) {}
     virtual void trimmed(Job&, size_t) {}
-    // Of pages: so many were unmapped and mapped; and what follows the wait for the uses of idle memory.
-    virtual void remapped(Job&, size_t, size_t, bool, double, double) {}
+    // Of pages: so many were moved, unmapped and mapped; and what follows the wait for the uses of idle memory.
+    virtual void remapped(Job&, size_t, size_t, size_t, bool, double, double) {}
     virtual Decision reclaim(uint64_t) { return {}; }
+    // Addresses that memory has left are to be unmapped: those that the device is done with, and whether there are any.
+    virtual Decision unmap_left() { return {}; }
+    virtual bool has_left() const { return false; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;
     }
