@@ -89,6 +89,26 @@ def test_pages_that_another_stream_uses_stay() -> None:
     assert replay(swap(25 * MS), model=LATE).peak_reserved == 24 * MIB
 
 
+def in_a_row(gap_us: int) -> Trace:
+    """Make a program whose free memory is all in pieces, and that then asks for 300 blocks of one size."""
+    program = Program()
+    for piece in range(64):
+        program.take(f"gone {piece}", 8 * MIB).take(f"kept {piece}", 8 * MIB)
+    for piece in range(64):
+        program.free(f"gone {piece}")
+    for number in range(300):
+        program.at(MS + number * gap_us).take(f"large {number}", 16 * MIB)
+    return program.trace()
+
+
+def test_a_program_that_only_grows_asks_for_several_at_once() -> None:
+    """It does if it asks faster than the driver can answer, and then for more of the same, up to a segment of it."""
+    fast, slow = (replay(in_a_row(gap), STAY) for gap in (10, 10 * MS))
+    assert slow.driver_calls["cuMemSetAccess"] > 350
+    assert fast.driver_calls["cuMemSetAccess"] < 200
+    assert slow.peak_reserved <= fast.peak_reserved <= slow.peak_reserved + 64 * MIB
+
+
 def test_without_taking_back_everything_stays() -> None:
     """`take_back=False` is what one compares with."""
     assert replay(swap(0), STAY).peak_reserved == 32 * MIB

@@ -20,6 +20,7 @@ constexpr uint64_t limit_parts = 512;        // below a limit of the user's it i
 constexpr double stock = 256;                // one part in so many is mapped ahead of need, where all the rest is live
 constexpr double most_stock = 32;            // and up to that, where calls are dear: so many times more than they may be
 constexpr double hasty = 1.5, first = 0.002;   // without the first seconds of them
+constexpr double busy = 5;                   // what is free does not serve where calls take so many times more
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
 constexpr double rest = 0.25;                // seconds without a try after memory could not go back
 
@@ -68,6 +69,7 @@ public:
             return {};
         }
         if (found.change->plans.empty()) return {};
+        grown_for_ = request.total;
         return carried_out(std::move(*found.change));
     }
 
@@ -303,16 +305,21 @@ private:
     }
 
     // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
-    // is free, it is what serves then. What was reserved may be so again, until memory goes back.
+    // is free, it is what serves then, but not where calls take most of the time and the last growth was for the same size:
+    // more of that comes there, as no other size would fit it as well. What was reserved may be so again, until memory goes
+    // back.
     uint64_t stock_for(const Request& request, double now) const {
         uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
         left -= std::min(left, request.total);
         if (refuses() || left < reserved / far_off) return 0;
-        double part = std::clamp(haste(called_ - first, now) / hasty / stock, 1 / stock, 1 / most_stock);
+        double hurry = haste(called_ - first, now);
+        double part = std::clamp(hurry / hasty / stock, 1 / stock, 1 / most_stock);
         double most = std::min(part * static_cast<double>(reserved), static_cast<double>(policy_.segment_size));
         uint64_t all = static_cast<uint64_t>(most), free = heap_.reserved() - heap_.live();
-        uint64_t again = held_ - std::min(held_, reserved);
-        return std::min(std::max(all - std::min(all, free), again), left) / policy_.page * policy_.page;
+        uint64_t lacking = all - std::min(all, free), again = held_ - std::min(held_, reserved);
+        if (hurry >= busy && request.total == grown_for_ && !several_streams())
+            lacking = std::max(lacking, all / request.total * request.total + policy_.page - 1);
+        return std::min(std::max(lacking, again), left) / policy_.page * policy_.page;
     }
 
     bool is_done(const Entry& use) const { return use.epoch <= heap_.epochs(use.stream).done; }
@@ -366,6 +373,7 @@ private:
     double rest_until_ = -never;
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took
+    uint64_t grown_for_ = 0;  // the size of the request that grew last
 };
 
 }  // namespace
