@@ -113,10 +113,12 @@ class Card:
 
     def compare(self, stream: int, buffer: Buffer, value: int, found: Number) -> None:
         """Submit a kernel that counts in `found` the words of a buffer that are not `value`."""
+        self.compare_words(stream, buffer.address, buffer.nbytes // WORD, value, found)
+
+    def compare_words(self, stream: int, address: int, words: int, value: int, found: Number) -> None:
+        """Submit a kernel that counts in `found` which of so many words are not `value`, whosever they are."""
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64)
-        self._launch(
-            "count_others", 128, 256, stream, (buffer.address, buffer.nbytes // WORD, value, found.address), types
-        )
+        self._launch("count_others", 128, 256, stream, (address, words, value, found.address), types)
 
     def _launch(self, name: str, grid: int, block: int, stream: int, values: tuple[int, ...], types: Any) -> None:
         parameters = (values, types)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 WANTED = os.environ.get("ASYNCMEM_TEST_CUDA") == "real"
-FOR_THE_FAKE_TOO = ("test_graphs.py", "test_order.py", "test_pages.py", "test_parallel.py", "test_soak.py")
+FOR_THE_FAKE_TOO = tuple(f"test_{name}.py" for name in ("graphs", "moves", "order", "pages", "parallel", "soak"))
 
 # Nothing can be collected where there is no cuda-python, as on macOS.
 collect_ignore_glob = [] if importlib.util.find_spec("cuda") else ["test_*.py"]

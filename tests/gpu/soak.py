@@ -186,7 +186,7 @@ class Soak:
         return self.choice.choice(self.streams)
 
 
-async def soak(card: Card, kind: str, seconds: float, seed: int, limit: int) -> dict[str, object]:
+async def soak(card: Card, kind: str, seconds: float, seed: int, limit: int | None) -> dict[str, object]:
     """Run on one pool; return what happened. Raises where a promise is broken."""
     options = {"segments": kind, "limit": limit, "segment_size": 16 * MIB, "stall_after": None}
     async with AsyncMemoryPool(card.device, **options) as pool:
@@ -208,10 +208,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="for all kinds together")
     parser.add_argument("--kinds", default="virtual,stream_ordered,paged", help="kinds of segments, with commas")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", default="192 MiB", help="the pool's limit; small ones make tasks wait")
+    parser.add_argument("--limit", default="192 MiB", help="the pool's limit; small ones make tasks wait; or none")
     options = parser.parse_args()
     kinds = options.kinds.split(",")
-    limit = asyncmem.units.parse_size(options.limit)
+    limit = None if options.limit == "none" else asyncmem.units.parse_size(options.limit)
     card = Card()
     for kind in kinds:
         result = asyncmem.run(lambda kind=kind: soak(card, kind, options.seconds / len(kinds), options.seed, limit))

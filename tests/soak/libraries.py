@@ -32,8 +32,8 @@ import asyncmem
 from asyncmem import AsyncMemoryPool
 
 MIB = 1 << 20
-LIMIT = 1024 * MIB
-THREADS, LOOPS, TASKS = 4, 2, 8
+LIMITS = (1024 * MIB, None)  # of each loop's pool; memory that moves before its uses are done does so without one
+THREADS, LOOPS, TASKS = 4, len(LIMITS), 8
 STUCK = 60  # seconds without a step
 SAY = 30  # seconds until it says again how far it is
 
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    pools = [AsyncMemoryPool("cuda:0", limit=LIMIT, name=f"loop {number}") for number in range(LOOPS)]
+    pools = [AsyncMemoryPool("cuda:0", limit=limit, name=f"loop {number}") for number, limit in enumerate(LIMITS)]
     soak = Soak(pools, options.seconds, options.seed)
     signal.signal(signal.SIGTERM, soak.stop)
     soak.run()
