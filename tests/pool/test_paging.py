@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -670,3 +671,21 @@ def test_a_stream_waits_for_another_before_the_host_does() -> None:
             held.free()
 
     run(main)
+
+
+def test_a_pool_that_is_closed_ends_behind_all_that_was_begun() -> None:
+    """Its worker is busy meanwhile, and then about to unmap addresses that memory has left."""
+    device = paged_device()
+    goes_on = threading.Event()
+    with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
+        first, held = pool.allocate(8 * MIB), pool.allocate(MIB)
+        device.default_stream.launch(1.0, writes=[first])
+        first.free()
+        second = pool.allocate(12 * MIB)  # behind the held one; the first one's memory is there as well
+        assert device.reserved == 13 * MIB
+        pool._opened.worker.submit(lambda: goes_on.wait(60))
+        device.run_until_idle()
+        held.free()
+        second.free()
+        threading.Timer(0.3, goes_on.set).start()
+    assert device.reserved == 0

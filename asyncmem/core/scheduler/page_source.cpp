@@ -130,6 +130,12 @@ public:
     Decision unmap_left() override { return carried_out({}); }
     bool has_left() const override { return !left_.empty(); }
 
+    uint64_t leaving() const override {
+        uint64_t nbytes = leaving_;
+        for (const Left& one : left_) nbytes += one.leaving ? one.span.nbytes : 0;
+        return nbytes;
+    }
+
     void waited(const Job& job, double now) override {
         if (job.reclaims) {
             leaving_ -= job.leaving;

@@ -199,7 +199,8 @@ public:
         if (policy_.patience > 0) latency_.look(now);
     }
     uint64_t coming() const { return coming_; }
-    uint64_t leaving() const { return leaving_; }
+    // Bytes that go back to the device just now, and addresses that are being unmapped.
+    virtual uint64_t leaving() const { return leaving_; }
     bool refuses() const { return refused_ != no_limit; }
     void forget_refusal() { refused_ = no_limit; }
     // Bytes that are being given back to the device just now.
