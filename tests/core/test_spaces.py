@@ -338,6 +338,18 @@ def test_memory_freed_again_has_been_idle_since_then(heap: Heap) -> None:
     assert [move.address for move in plan.moves] == addresses[::-1]
 
 
+def test_what_is_freed_within_the_block_freed_last_makes_no_memory_newer(heap: Heap) -> None:
+    """It says nothing new, and costs nothing."""
+    whole = grown(heap, 2 * PAGE)
+    addresses = [heap.info(whole).address, heap.info(whole).address + PAGE]
+    heap.free(whole)
+    heap.free(heap.take(PAGE, 0) or 0)
+    finish(heap, 0)
+    plan = heap.reclaim(2 * PAGE)
+    assert plan is not None
+    assert [move.address for move in plan.moves] == addresses
+
+
 def test_the_last_use_of_memory_counts_however_much_was_freed_before(heap: Heap) -> None:
     """No free is forgotten, be it the first or the thousandth since somebody looked at what memory waits for."""
     nbytes = 16 * PAGE

@@ -80,6 +80,7 @@ class Plans(Spaces):
         foreign: bool = True, late: bool = True, parts: int = 16, early: bool = True,
     ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
         """Return a Plan for a request, or the entries that make it possible once they are done."""
+        self.look()
         self.need_stream(stream)
         if not 0 < nbytes <= MAX_SIZE:
             raise ValueError("size must be from 1 to 2**47 bytes")
@@ -279,6 +280,7 @@ class Plans(Spaces):
 
     def reclaim(self, nbytes: int) -> Plan | None:
         """Return a Plan that gives idle memory back, the oldest first."""
+        self.look()
         picking = Picking(self)
         chosen: list[Handle] = []
         while sum(handle.nbytes for handle in chosen) < nbytes and (handle := picking.next()) is not None:

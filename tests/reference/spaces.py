@@ -58,6 +58,8 @@ class Spaces(Takes):
         self.handle_numbers: list[int] = []
         self.freed = 0
         """How many blocks were freed, and handles let go."""
+        self.newest = 0, 0, (0, 0)
+        """The last block that was noted, and what it waits for; of several streams the last."""
         self.stamped: dict[int, int] = {}
         """The latest epoch of each stream that was noted as a use of a handle."""
 
@@ -86,6 +88,7 @@ class Spaces(Takes):
 
     def remove_space(self, segment: int) -> None:
         """Take a space out that has no memory mapped."""
+        self.look()
         space = self.space_of(segment)
         blocks = list(self.chain(self.segments_by_id[segment].first))
         if space.handles or any(block.state in {"lifted", "filling"} for block in blocks):
@@ -136,13 +139,26 @@ class Spaces(Takes):
     def settle(self, block: Block) -> None:
         """Note what a freed block still waits for at each handle that it lay on."""
         if block.segment in self.spaces:
-            for stream, epoch in self.undone(block.entries).items():
-                self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
-            self.freed += 1
-            for handle in self.behind(block):
-                self.stamp(handle, self.undone(block.entries))
-                self.make_newest(handle)
+            self.note(block, self.undone(block.entries))
         super().settle(block)
+
+    def note(self, block: Block, entries: Entries) -> None:
+        """Note uses at each handle that a block lay on, unless it lay in the last one that was noted, with the same."""
+        start, end = block.address, block.address + block.granules * self.granule
+        first, last, use = self.newest
+        if len(entries) == 1 and first <= start and end <= last and use in entries.items():
+            return
+        for stream, epoch in entries.items():
+            self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
+        self.newest = start, end, max(entries.items(), default=(0, 0))
+        self.freed += 1
+        for handle in self.behind(block):
+            self.stamp(handle, entries)
+            self.make_newest(handle)
+
+    def look(self) -> None:
+        """Forget which block was noted last."""
+        self.newest = 0, 0, (0, 0)
 
     def stamp(self, handle: Handle, entries: Entries) -> None:
         """Note the uses of a block that lay on a handle."""
@@ -227,6 +243,7 @@ class Spaces(Takes):
 
     def set_bare(self, segment: int, address: int, nbytes: int) -> None:
         """Note that a lifted handle has been unmapped; all uses of it were done."""
+        self.look()
         space = self.space_of(segment)
         handle = space.handles.get(address)
         if handle is None or (handle.address, handle.nbytes) != (address, nbytes):
@@ -242,6 +259,7 @@ class Spaces(Takes):
 
     def set_moved(self, move: Move, segment: int) -> None:
         """Note that a lifted handle is mapped at another address as well; the old one is held until it is let go."""
+        self.look()
         space, target = self.space_of(move.segment), self.space_of(segment)
         handle = space.handles.get(move.address)
         if handle is None or (handle.address, handle.nbytes) != (move.address, move.nbytes):
@@ -263,6 +281,7 @@ class Spaces(Takes):
 
     def let_go(self, segment: int, address: int, nbytes: int) -> None:
         """End the lifting of a range: it is free, with the memory that it has now."""
+        self.look()
         space, end = self.space_of(segment), address + nbytes
         inside = [b for b in self.chain(self.segments_by_id[segment].first) if address <= b.address < end]
         held = [b for b in inside if b.state in {"lifted", "filling"}]
@@ -350,6 +369,7 @@ class Spaces(Takes):
 
     def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Return the bytes of idle handles, and their uses that are not done."""
+        self.look()
         found = [handle for handle in self.all_handles.values() if self.idle(handle) is not None]
         uses: Entries = {}
         for handle in found:
@@ -373,6 +393,7 @@ class Spaces(Takes):
 
     def handles(self) -> list[Piece]:
         """Return every handle that is mapped."""
+        self.look()
         return [
             Piece(handle.segment, handle.address, handle.nbytes, listed(self.undone(handle.uses)))
             for _, handle in sorted(self.all_handles.items())

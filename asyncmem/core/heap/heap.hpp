@@ -343,12 +343,14 @@ private:
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_around(const Space& space, uint64_t address, uint64_t nbytes, State state) const;
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
-    // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already.
+    // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already: what
+    // lay within the block that was noted last, and waits for the same, is not noted.
     void note_free(const Node& node) {
         if (!segments_[node.segment].space) return;
         const RecentFree& newest = notes_.newest;
-        bool same = newest.address == node.address && newest.nbytes == bytes(node) && newest.epoch == node.epoch;
-        if (!same || newest.stream != node.stream || node.more) note_uses(node);
+        bool within = newest.address <= node.address && node.address + bytes(node) <= newest.address + newest.nbytes;
+        bool same = node.epoch && newest.epoch == node.epoch && newest.stream == node.stream;
+        if (!within || !same || node.more) note_uses(node);
     }
     void note_uses(const Node& node);
     static constexpr uint32_t few_handles = 8;
