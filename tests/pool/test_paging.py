@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -14,6 +14,8 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.core import Effect, Heap, Scheduler
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
+from asyncmem.devices.base import Move, Remapped, Span
+from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.testing import SteppedPool, run_steps
 from tests.conservation import refillable, whole
 from tests.sweeps import Stage, sweep, sweep_on_trio
@@ -689,3 +691,30 @@ def test_a_pool_that_is_closed_ends_behind_all_that_was_begun() -> None:
         second.free()
         threading.Timer(0.3, goes_on.set).start()
     assert device.reserved == 0
+
+
+def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without memory for its tables refuses that whenever it is asked, and is not asked for ever."""
+    device = paged_device()
+    remap, refused = device.remap, 0
+
+    def refusing(out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
+        nonlocal refused
+        if moves:
+            refused += 1
+            assert refused < 100
+            device.fail("set_access", error=OutOfMemoryError(OutOfMemoryFacts(asked=8 * MIB, device=device.name)))
+        return remap(out, into, moves)
+
+    monkeypatch.setattr(device, "remap", refusing)
+    with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
+        first, below, second, above = (pool.allocate(size * MIB) for size in (4, 1, 4, 1))
+        device.default_stream.launch(1.0, writes=[first, second])
+        first.free()
+        second.free()
+        third = pool.allocate(8 * MIB)
+        assert refused
+        assert device.reserved == 10 * MIB
+        pool.check()
+        for buffer in (below, above, third):
+            buffer.free()

@@ -57,10 +57,10 @@ public:
     std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap), moving memory that
-    // only its own stream still uses where it may be `early`; and which idle memory to give back, the oldest first. New memory
-    // goes on behind the request for up to `spare` bytes.
+    // only its own stream still uses where it may be `early`; without `moves` memory goes back instead, and comes anew. And which
+    // idle memory to give back, the oldest first. New memory goes on behind the request for up to `spare` bytes.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts,
-              uint64_t spare = 0, bool early = true);
+              uint64_t spare = 0, bool early = true, bool moves = true);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);
     Plan reclaim(uint64_t nbytes);

@@ -154,7 +154,8 @@ uint64_t Heap::bare_behind(const Space& space, uint64_t from, uint64_t end) {
     return at - from;
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare, bool early) {
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare, bool early,
+                bool moves) {
     Noted noted(*this);
     Plan plan;
     need_stream(ask.stream);
@@ -208,11 +209,12 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     std::ranges::stable_sort(gaps, std::greater<>(), &Range::nbytes);
     for (Range gap : gaps) {
         while (gap.nbytes > room) {
-            HandleId id = picking.next(gap.nbytes);
+            HandleId id = picking.next(moves ? gap.nbytes : 0);
             if (!id) break;
             uint64_t nbytes = handles_[id].nbytes;
-            chosen.emplace_back(id, nbytes <= gap.nbytes ? gap.address : 0);
-            if (nbytes > gap.nbytes) {
+            bool fits = moves && nbytes <= gap.nbytes;
+            chosen.emplace_back(id, fits ? gap.address : 0);
+            if (!fits) {
                 room += nbytes;
             } else {
                 gap.address += nbytes;
