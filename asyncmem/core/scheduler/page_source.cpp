@@ -98,16 +98,16 @@ public:
         return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
-    Decision trim(uint64_t wanted, uint64_t keep, double now) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double now, bool left = false) override {
         if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
-        if (wanted == no_limit)
+        if (left)
             for (const Left& one : left_)
                 for (const Entry& use : one.uses)
                     if (!is_done(use)) include(idle.uses, use);
-        if (!nbytes && (wanted != no_limit || left_.empty())) return {};
+        if (!nbytes && (!left || left_.empty())) return {};
         Decision next = wait_for(std::move(idle.uses), never);
         if (!next) next = reclaim(nbytes);
         if (!next) return {};
@@ -127,7 +127,7 @@ public:
         return job;
     }
 
-    Decision unmap_left() override { return carried_out({}); }
+    Decision unmap_left(double now) override { return now < rest_until_ ? Decision{} : carried_out({}); }
     bool has_left() const override { return !left_.empty(); }
 
     uint64_t leaving() const override {
@@ -177,12 +177,13 @@ public:
             leaving_ -= job.leaving;
             trims += unmapped > effect.left;
             refused_ = no_limit;
-            if (unmapped < effect.out.size()) rest_until_ = now + rest;
         } else {
             if (out_of_memory) refused_ = job.change.fresh();
             grows += mapped > 0 || moves;
             if (moves || unmapped) lifetime_.moved += seconds;
         }
+        bool only_out = effect.moves.empty() && effect.into.empty();
+        if (only_out && unmapped < effect.out.size()) rest_until_ = now + rest;
         note_peak();
         held_ = job.reclaims ? heap_.reserved() : std::max(held_, heap_.reserved());
         let_go(job.change);

@@ -242,7 +242,7 @@ void Scheduler::trim(uint64_t keep, double now) {
     heap_.flush(-1);
     heap_.merge();
     ++version_;
-    start(source_->trim(no_limit, keep, now), nullptr, Means::Trim);
+    start(source_->trim(no_limit, keep, now, true), nullptr, Means::Trim);
 }
 
 void Scheduler::grow_ahead(double now) {

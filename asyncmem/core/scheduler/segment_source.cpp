@@ -190,7 +190,7 @@ public:
         return found.empty() ? Decision{} : joined(found, 0, stream);
     }
 
-    Decision trim(uint64_t wanted, uint64_t keep, double) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double, bool) override {
         std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
         return returns.empty() && stranded_.empty() ? Decision{} : give_back(std::move(returns));
     }
