@@ -94,7 +94,7 @@ class PoolStats:
     total_memory: int = 0
     """What the device has altogether."""
     free_memory: int = 0
-    """What the device had free when it was last asked, outside this pool."""
+    """What the device had free, outside this pool, when the pool last looked: before it grew, or at rest."""
 
     active_buffers: int = 0
     """Buffers alive now."""

@@ -40,7 +40,7 @@ _GAUGES: Final = (
     ("peak_cached_bytes", "peak_cached", "Highest cached bytes since the peaks were reset."),
     ("peak_reserved_bytes", "peak_reserved", "Highest reserved bytes since the peaks were reset."),
     ("device_memory_bytes", "total_memory", "What the device has altogether."),
-    ("device_free_bytes", "free_memory", "What the device had free when it was last asked."),
+    ("device_free_bytes", "free_memory", "What the device had free when the pool last looked."),
     ("buffers", "active_buffers", "Buffers alive."),
     ("segments", "segments", "Segments taken from the driver and not given back."),
     ("waiting_requests", "waiting", "Requests that wait for other holders of memory."),

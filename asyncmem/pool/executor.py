@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 _RETRIES: Final = 16
 """How often `on_oom` may ask for another try of one request."""
 
+_FRESH: Final = 0.01
+"""For how many seconds the device need not be asked again what it has free, while that is plenty: others may come."""
+
+_PLENTY: Final = 8
+"""What is plenty: so many times `min_free`, and so many times what is wanted, stay free."""
+
+_taken: Final = Counter[str]()
+"""The bytes that the pools of this process have ever taken, by the device's name."""
+
+_counting: Final = threading.Lock()  # over it
+
 
 class Executor:
     """Carries out effects for one pool.
@@ -42,7 +53,8 @@ class Executor:
     Attributes:
         segments: What the device has given and not taken back, by address; several where it has failed to take one back
             and given the address again, the oldest first.
-        memory: What the device had free when it was last asked.
+        memory: What the device had free when it was last asked, less what pools of this process have taken since, as of
+            the last growth.
         clock: Tells how long the device's calls take.
         own: What a thread carries out by itself, because it has asked for it; by thread.
         returns: What the worker is to give back, unless another thread does so before.
@@ -58,6 +70,8 @@ class Executor:
         self._books = threading.Lock()  # over these
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
+        self._answer = float("-inf"), 0  # when the device was last asked, and what it had free and pools had ever taken
+        self._name: str = getattr(self._device, "owner", self._device).name  # whose memory it is
         self.asked: Counter[str] = Counter()
         self._making = threading.Lock()
         self._quiet: int | None = None
@@ -107,13 +121,13 @@ class Executor:
         given = self._core.reserved() if self.spaces else self.given()
         if given <= self._core.live():
             return False
-        self.memory = self._device.memory()
-        now, before = self.memory.total - self.memory.free - given, self._elsewhere
+        free = self._ask()
+        now, before = self.memory.total - free - given, self._elsewhere
         self._elsewhere = now
         if before is not None:
             self._least_elsewhere = min(self._least_elsewhere, max(now, before))
         came = before is not None and min(now, before) > self._least_elsewhere + self._pool.min_free // 2
-        return came or self.memory.free < self._pool.min_free
+        return came or free < self._pool.min_free
 
     def grow_ahead(self) -> None:
         """Get what is to be ready ahead of need (blocks).
@@ -209,11 +223,13 @@ class Executor:
     def _take(self, need: int, wanted: int, stream: int) -> Segment | None:
         # Returns as much as is wanted, else as is needed; None where the device has less.
         self._finish_rest()
-        with self._spare(need, wanted) as spare:
+        with self._spare(need, wanted) as granted:
+            spare = granted
             for nbytes in sorted({wanted, need}, reverse=True):
                 if need <= nbytes <= spare:
                     with suppress(OutOfMemoryError):
                         return self._allocate(nbytes, stream)
+                    spare = min(spare, self._ask() - self._pool.min_free)
         return None
 
     def _allocate(self, nbytes: int, stream: int) -> Segment:
@@ -221,6 +237,7 @@ class Executor:
         segment = self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
         with self._books:
             self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
+        self._count(segment.nbytes)
         return segment
 
     def _join(self, effect: Effect, stream: int) -> Segment | None:
@@ -245,8 +262,27 @@ class Executor:
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
         quota = self._pool.quota
         with nullcontext(wanted) if quota is None else quota(need, wanted) as granted:
-            self.memory = self._device.memory()
-            yield min(granted, self.memory.free - self._pool.min_free)
+            yield min(granted, self._free(wanted) - self._pool.min_free)
+
+    def _free(self, wanted: int) -> int:
+        """Return the bytes that the device has free. It is asked unless the last answer is fresh and leaves plenty."""
+        asked, free = self._answer
+        free -= _taken[self._name]
+        plenty = _PLENTY * max(self._pool.min_free, wanted)
+        if self._device.now - asked >= _FRESH or free - wanted < plenty:
+            return self._ask()
+        self.memory = MemoryInfo(free=free, total=self.memory.total)
+        return free
+
+    def _ask(self) -> int:
+        now, taken = self._device.now, _taken[self._name]  # what is taken meanwhile may not be in the answer
+        self.memory = memory = self._device.memory()
+        self._answer = now, memory.free + taken
+        return memory.free
+
+    def _count(self, nbytes: int) -> None:
+        with _counting:
+            _taken[self._name] += nbytes
 
     def _make_ready(self, spans: Sequence[Span], number: int) -> None:
         """Set memory to zero where that is wanted; what is had on the quiet stream is ready for all then."""
@@ -348,9 +384,12 @@ class Executor:
             if effect.nbytes and room.enter_context(self._spare(effect.need, effect.nbytes)) < effect.nbytes:
                 return
             done = self._device.remap(effect.out, effect.into, effect.moves)
+            self._count(sum(nbytes for _, nbytes in effect.into[: done.mapped]))
             # No request fails for what is ahead of need: it is tried again without.
             more = done.error is not None and effect.need < effect.nbytes
             out_of_memory = more or isinstance(done.error, OutOfMemoryError)
+            if isinstance(done.error, OutOfMemoryError):
+                self._ask()  # for the error
         finally:
             self._finish(partial(self._remapped, effect, done, out_of_memory, self.clock() - started))
         # What was only not given back is the device's to try again.

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,25 @@ def test_neighbours_take_and_give_the_cards_memory(fake: FakeDriver, cuda: Cuda,
         play(cuda, kind, limit=16 * MIB, done=move_out)
     finally:
         move_out()
+
+
+@pytest.mark.fake_only
+@pytest.mark.parametrize("kind", KINDS)
+def test_pool_knows_what_another_pool_of_the_process_has_taken(
+    cuda: Cuda, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks the driver again once that leaves little, however fresh its last answer; each pool has its own device."""
+    monkeypatch.setattr("asyncmem.pool.executor._FRESH", 3600.0)
+    settings: dict[str, Any] = {"segments": kind, "segment_size": 2 * MIB, "min_free": 16 * MIB}
+    with (
+        AsyncMemoryPool(cuda, **settings) as one,
+        AsyncMemoryPool("cuda:0", **settings) as other,
+        one.allocate(200 * MIB),
+        other.allocate(cuda.memory().free - 18 * MIB),
+    ):
+        with pytest.raises(OutOfMemoryError) as caught:
+            one.allocate(4 * MIB)
+        assert caught.value.facts.device_free == cuda.memory().free >= 16 * MIB
 
 
 @pytest.mark.fake_only

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
 from asyncmem.devices import Latencies, Segment, Simulated
 from asyncmem.pool.worker import TICK
 from asyncmem.testing import SteppedPool, run_steps
@@ -267,6 +268,99 @@ def test_device_is_asked_only_while_something_is_idle_and_is_to_be_shared(device
                 buffer.free()
 
     run_steps(main())
+
+
+class Grower:
+    """A pool of a device of 1 GiB that keeps all it allocates, and whose device is also taken by others."""
+
+    def __init__(self, pool: SteppedPool, device: Simulated) -> None:
+        self.pool, self.device = pool, device
+        self.kept: list[Buffer] = []
+
+    async def grow(self, *sizes: int) -> int:
+        """Allocate what needs growth each; return how often the device was asked what it has free."""
+        asked = self.device.log.counts["memory"]
+        for nbytes in sizes:
+            grows = self.pool.stats().grows
+            self.kept.append(await self.pool.allocate_async(nbytes))
+            assert self.pool.stats().grows == grows + 1
+        return self.device.log.counts["memory"] - asked
+
+    def refused(self, nbytes: int) -> int | None:
+        """Allocate what there is no memory for; return what the error says that the device has free."""
+        with pytest.raises(OutOfMemoryError) as caught:
+            self.pool.allocate(nbytes)
+        return caught.value.facts.device_free
+
+    def leave(self, nbytes: int) -> None:
+        """Have others take all but so much."""
+        self.device.take_elsewhere(self.device.memory().free - nbytes)
+
+
+@asynccontextmanager
+async def growing(segments: str, min_free: int) -> AsyncIterator[Grower]:
+    device = paged_device(1024 * MIB)
+    async with SteppedPool(device, min_free=min_free, segment_size=MIB, segments=segments) as pool:
+        pool._opened.executor.clock = lambda: device.now  # no call is dear, however busy the machine is
+        grower = Grower(pool, device)
+        yield grower
+        device.give_back_elsewhere(device.elsewhere)
+        for buffer in grower.kept:
+            buffer.free()
+        whole(pool)
+
+
+@pytest.mark.parametrize("segments", ["virtual", "paged"])
+class TestAsking:
+    """How often growth asks the device what it has free."""
+
+    def test_burst_asks_once(self, segments: str) -> None:
+        """While much is left, what the device has said and what pools have taken since tell what it has."""
+
+        async def main() -> None:
+            async with growing(segments, 8 * MIB) as one:
+                assert await one.grow(*[4 * MIB] * 16) == 1
+                assert one.pool.stats().free_memory == (1024 - 15 * 4) * MIB
+
+        run_steps(main())
+
+    @pytest.mark.parametrize(("min_free", "left"), [(8 * MIB, 70 * MIB), (MIB, 34 * MIB)])
+    def test_each_growth_asks_where_little_is_left(self, segments: str, min_free: int, left: int) -> None:
+        """Little by `min_free` or by the request: what others take between two growths is seen by the next."""
+
+        async def main() -> None:
+            async with growing(segments, min_free) as one:
+                one.leave(left)
+                assert await one.grow(4 * MIB, 4 * MIB, 4 * MIB) == 3
+                one.leave(min_free + 3 * MIB)
+                assert one.refused(4 * MIB) == min_free + 3 * MIB
+
+        run_steps(main())
+
+    def test_growth_asks_again_after_ten_milliseconds(self, segments: str) -> None:
+        """However much there was: others may have come meanwhile."""
+
+        async def main() -> None:
+            async with growing(segments, 8 * MIB) as one:
+                assert await one.grow(4 * MIB) == 1
+                one.device.advance(0.009)
+                assert await one.grow(4 * MIB) == 0
+                one.leave(11 * MIB)
+                one.device.advance(0.002)
+                assert one.refused(4 * MIB) == 11 * MIB
+
+        run_steps(main())
+
+    def test_growth_that_the_device_refuses_asks_again(self, segments: str) -> None:
+        """Others that take nearly all within the ten milliseconds are seen then, and the error has what is left."""
+
+        async def main() -> None:
+            async with growing(segments, 8 * MIB) as one:
+                assert await one.grow(4 * MIB) == 1
+                one.leave(6 * MIB)
+                assert one.refused(8 * MIB) == 6 * MIB
+
+        run_steps(main())
 
 
 def test_device_that_fails_while_it_takes_back_is_a_warning(device: Simulated) -> None:
