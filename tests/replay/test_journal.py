@@ -48,6 +48,7 @@ async def busy(pool: AsyncMemoryPool) -> None:
     await late
     for buffer in await pool.allocate_batch([MIB, 300, 2 * MIB]):
         buffer.free()
+    pool.allocate(MIB).free()  # at once, however the tasks took turns
     budget = pool.budget("few", limit=2 * MIB)
     async with budget.allocate_async(MIB) as held:
         other = asyncio.create_task(hold(budget, 2 * MIB))
