@@ -36,6 +36,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_beginning = threading.Lock()  # Numba makes its list of devices at the first use, and fails where two threads do so
 
 
 def use(share: Share, *, tag: str = _TAG, timeout: float | None = None) -> AbstractContextManager[None]:
@@ -45,7 +46,8 @@ def use(share: Share, *, tag: str = _TAG, timeout: float | None = None) -> Abstr
     """
     device = device_of(share)
     need_no_blocking(share)
-    manager = cuda.gpus[device].get_primary_context().memory_manager
+    with _beginning:
+        manager = cuda.gpus[device].get_primary_context().memory_manager
     if not isinstance(manager, ShareMemoryManager):
         install = "Set NUMBA_CUDA_MEMORY_MANAGER=asyncmem.interop.numba, before Numba uses the GPU."
         raise BackendUnavailable("numba", tried=[f"its memory manager {type(manager).__name__}"], install=install)

@@ -73,6 +73,33 @@ with asyncmem.AsyncMemoryPool("cuda:0", limit=64 * MIB) as pool, pool.lease(4 * 
     assert run(fake, program, **MANAGER) == "0\n"
 
 
+def test_threads_may_begin_at_once(fake: FakeDriver) -> None:
+    """Numba makes its list of devices at the first use, and fails where two threads do so."""
+    program = """
+import threading
+import asyncmem.interop.numba as interop
+
+sys.setswitchinterval(1e-6)
+failed, together = [], threading.Barrier(8)
+
+def begin():
+    together.wait()
+    try:
+        with interop.use(pool):
+            cuda.device_array(100)
+    except BaseException as error:
+        failed.append(error)
+
+with asyncmem.AsyncMemoryPool("cuda:0", limit=64 * MIB) as pool:
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    gc.collect()
+assert not failed, failed
+"""
+    run(fake, program, **MANAGER)
+
+
 def test_memory_of_no_block_is_the_process_pools(fake: FakeDriver) -> None:
     """Figures of the device are the driver's, and other processes get no handle."""
     program = """
