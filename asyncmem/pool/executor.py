@@ -406,7 +406,7 @@ class Executor:
         if fresh and self._pool.options.zero_segments:
             self._make_ready(fresh, self.quiet())
         change = sum(nbytes for _, nbytes in fresh) - sum(
-            nbytes for _, nbytes in effect.out[effect.left : done.unmapped]
+            nbytes for _, nbytes in effect.out[effect.vacated : done.unmapped]
         )
         if change:
             self._core.note(Kind.GREW if change > 0 else Kind.TRIMMED, 0, abs(change), 0, seconds)

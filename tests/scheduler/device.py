@@ -167,12 +167,12 @@ class Executor:
                 mapped = self.draw.randrange(mapped + 1)
             for (_, nbytes), to in effect.moves[:moved]:
                 self.demand(
-                    not any(to <= one < to + nbytes for one in self.left), "memory moves to where some was left"
+                    not any(to <= one < to + nbytes for one in self.vacated), "memory moves to where some was left"
                 )
-            self.left |= {address: nbytes for (address, nbytes), _ in effect.moves[:moved]}
-            for address, nbytes in effect.out[: min(unmapped, effect.left)]:
-                self.demand(self.left.pop(address, 0) == nbytes, "memory has not left an address that is unmapped")
-            self.mapped -= sum(nbytes for _, nbytes in effect.out[effect.left : unmapped])
+            self.vacated |= {address: nbytes for (address, nbytes), _ in effect.moves[:moved]}
+            for address, nbytes in effect.out[: min(unmapped, effect.vacated)]:
+                self.demand(self.vacated.pop(address, 0) == nbytes, "memory has not left an address that is unmapped")
+            self.mapped -= sum(nbytes for _, nbytes in effect.out[effect.vacated : unmapped])
             self.mapped += sum(nbytes for _, nbytes in into[:mapped])
             self.scheduler.remapped(effect.job, moved, unmapped, mapped, self.now, seconds=0.001)
             if fails and effect.request:

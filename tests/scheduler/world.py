@@ -56,7 +56,7 @@ class World(Programs, Executor, Oracle):
         self.actors: list[Actor] = []
         self.device: dict[int, int] = {}
         self.mapped = 0
-        self.left: dict[int, int] = {}
+        self.vacated: dict[int, int] = {}
         self.next_address = 1 << 40
         self.others = 0  # bytes of the device that other programs have
         self.fences: list[tuple[float, int, int]] = []

@@ -29,7 +29,7 @@ cdef class Effect:
         uses: (stream, epoch) of what to wait for.
         moves: ((address, bytes), address) of what is mapped at a second address.
         out, into: (address, bytes) of what is unmapped and mapped.
-        left: How many of the first of `out` are addresses that memory has moved away from.
+        vacated: How many of the first of `out` are addresses that memory has moved away from.
     """
 
     cdef readonly str kind
@@ -39,12 +39,12 @@ cdef class Effect:
     cdef readonly bint by_caller, joins
     cdef readonly double seconds
     cdef readonly tuple streams, returns, uses, moves, out, into
-    cdef readonly size_t left
+    cdef readonly size_t vacated
 
     def __repr__(self):
         fields = []
         for name in ("request", "job", "nbytes", "need", "arena", "stream", "account", "level", "streams", "returns", "uses",
-                     "moves", "out", "into", "left"):
+                     "moves", "out", "into", "vacated"):
             value = getattr(self, name)
             if value:
                 fields.append(f"{name}={value}")
@@ -56,7 +56,7 @@ cdef Effect _effect_out(const CEffect& effect):
     made.kind = _KINDS[<int>effect.kind]
     made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
     made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
-    made.level, made.by_caller, made.seconds, made.left = effect.level, effect.by_caller, effect.seconds, effect.left
+    made.level, made.by_caller, made.seconds, made.vacated = effect.level, effect.by_caller, effect.seconds, effect.vacated
     made.joins = effect.joins
     made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
     made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))

@@ -61,7 +61,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         vector[Entry] uses
         vector[pair[Span, uint64_t]] moves
         vector[Span] out, into
-        size_t left
+        size_t vacated
 
     cdef struct CTally "asyncmem::scheduler::Tally":
         int64_t waiting, waiting_bytes, growing, growing_bytes

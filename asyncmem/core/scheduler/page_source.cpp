@@ -98,16 +98,16 @@ public:
         return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
-    Decision trim(uint64_t wanted, uint64_t keep, double now, bool left = false) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double now, bool vacated = false) override {
         if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
-        if (left)
-            for (const Left& one : left_)
+        if (vacated)
+            for (const Vacated& one : vacated_)
                 for (const Entry& use : one.uses)
                     if (!is_done(use)) include(idle.uses, use);
-        if (!nbytes && (!left || left_.empty())) return {};
+        if (!nbytes && (!vacated || vacated_.empty())) return {};
         Decision next = wait_for(std::move(idle.uses), never);
         if (!next) next = reclaim(nbytes);
         if (!next) return {};
@@ -127,12 +127,12 @@ public:
         return job;
     }
 
-    Decision unmap_left(double now) override { return now < rest_until_ ? Decision{} : carried_out({}); }
-    bool has_left() const override { return !left_.empty(); }
+    Decision unmap_vacated(double now) override { return now < rest_until_ ? Decision{} : carried_out({}); }
+    bool has_vacated() const override { return !vacated_.empty(); }
 
     uint64_t leaving() const override {
         uint64_t nbytes = leaving_;
-        for (const Left& one : left_) nbytes += one.leaving ? one.span.nbytes : 0;
+        for (const Vacated& one : vacated_) nbytes += one.leaving ? one.span.nbytes : 0;
         return nbytes;
     }
 
@@ -154,28 +154,28 @@ public:
                 if (!move.to || !moved) return false;
                 --moved;
                 heap_.set_moved(move, plan.segment);
-                left_.push_back({{move.segment, move.address, move.nbytes}, std::move(move.uses)});
+                vacated_.push_back({{move.segment, move.address, move.nbytes}, std::move(move.uses)});
                 return true;
             });
         for (size_t i = 0; i < effect.out.size(); ++i) {
             const Effect::Span& one = effect.out[i];
-            if (i >= effect.left) {
+            if (i >= effect.vacated) {
                 if (i < unmapped) heap_.set_bare(one.segment, one.address, one.nbytes);
                 continue;
             }
-            auto found = std::ranges::find(left_, one.address, [](const Left& left) { return left.span.address; });
-            if (found == left_.end()) continue;  // it did not move
+            auto found = std::ranges::find(vacated_, one.address, [](const Vacated& it) { return it.span.address; });
+            if (found == vacated_.end()) continue;  // it did not move
             found->leaving = false;
             if (i >= unmapped) continue;
             heap_.let_go(one.segment, one.address, one.nbytes);
-            left_.erase(found);
+            vacated_.erase(found);
         }
         for (auto& one : std::span(effect.into).first(mapped)) heap_.set_mapped(one.segment, one.address, one.nbytes);
         coming_ -= job.change.fresh();
         called_ += seconds;
         if (job.reclaims) {
             leaving_ -= job.leaving;
-            trims += unmapped > effect.left;
+            trims += unmapped > effect.vacated;
             refused_ = no_limit;
         } else {
             if (out_of_memory) refused_ = job.change.fresh();
@@ -336,7 +336,7 @@ private:
     Decision carried_out(Change change) {
         Job job = job_of({.kind = Effect::Kind::Remap});
         Effect& effect = job.effect;
-        for (Left& one : left_) {
+        for (Vacated& one : vacated_) {
             if (one.leaving || !std::ranges::all_of(one.uses, [&](const Entry& use) { return is_done(use); })) continue;
             one.leaving = true;
             effect.out.push_back(one.span);
@@ -350,7 +350,7 @@ private:
             }
             for (const Range& range : plan.fresh) effect.into.push_back({plan.segment, range.address, range.nbytes});
         }
-        effect.left = effect.out.size();
+        effect.vacated = effect.out.size();
         for (auto* spans : {&effect.out, &released})  // neighbours go in one call
             std::ranges::sort(*spans, {}, &Effect::Span::address);
         effect.out.insert(effect.out.end(), released.begin(), released.end());
@@ -371,13 +371,13 @@ private:
     }
 
     // Addresses that memory has left, which are mapped until the device is done there; some are being unmapped just now.
-    struct Left {
+    struct Vacated {
         Effect::Span span;
         Entries uses;
         bool leaving = false;
     };
 
-    std::vector<Left> left_;
+    std::vector<Vacated> vacated_;
     double rest_until_ = -never;
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took

@@ -340,7 +340,7 @@ private:
         for (const Effect::Span& span : shown) pay(Call::Map, span.nbytes);
         pay_for_stretches(Call::SetAccess, std::move(shown));
         pay_for_stretches(Call::Unmap, effect.out);
-        for (const Effect::Span& span : std::span(effect.out).subspan(effect.left)) pay(Call::Release, span.nbytes);
+        for (const Effect::Span& span : std::span(effect.out).subspan(effect.vacated)) pay(Call::Release, span.nbytes);
         for (const Effect::Span& span : effect.into) {
             pay(Call::Create, span.nbytes);
             pay(Call::Map, span.nbytes);

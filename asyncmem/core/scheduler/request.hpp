@@ -235,7 +235,7 @@ struct Effect {
     Entries uses{};
     std::vector<std::pair<Span, uint64_t>> moves{};  // what is mapped, and the address to map it at as well
     std::vector<Span> out{}, into{};
-    size_t left = 0;         // of `out`: so many of the first are addresses that memory has moved away from
+    size_t vacated = 0;      // of `out`: so many of the first are addresses that memory has moved away from
 };
 
 // An owner that waits for memory without a queued request: for another task that brings spilled memory back.
@@ -281,7 +281,7 @@ inline void put(std::string& text, const Effect& effect) {
     fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
     fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
     fields.known("uses", effect.uses).known("moves", effect.moves).known("out", effect.out).known("into", effect.into);
-    fields.known("left", effect.left);
+    fields.known("vacated", effect.vacated);
 }
 
 }  // namespace asyncmem::scheduler

@@ -176,8 +176,8 @@ public:
     // -- what to do without a request -----------------------------------------------------------------------------------
     virtual Decision grow_ahead(double now) = 0;
     virtual Decision join(uint32_t) { return {}; }  // what lies side by side, free in this stream's order, becomes one
-    // `no_limit` for all; with the `left` addresses, all of which a pool that ends must have unmapped.
-    virtual Decision trim(uint64_t wanted, uint64_t keep, double now, bool left = false) = 0;
+    // `no_limit` for all; with the `vacated` addresses, all of which a pool that ends must have unmapped.
+    virtual Decision trim(uint64_t wanted, uint64_t keep, double now, bool vacated = false) = 0;
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ public:
     // Of pages: so many were moved, unmapped and mapped; and what follows the wait for the uses of idle memory.
     virtual void remapped(Job&, size_t, size_t, size_t, bool, double, double) {}
     virtual Decision reclaim(uint64_t) { return {}; }
-    // Addresses that memory has left are to be unmapped: those that the device is done with, and whether there are any.
-    virtual Decision unmap_left(double) { return {}; }
-    virtual bool has_left() const { return false; }
+    // Addresses that memory has vacated are to be unmapped: those that the device is done with, and whether there are any.
+    virtual Decision unmap_vacated(double) { return {}; }
+    virtual bool has_vacated() const { return false; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;
     }

@@ -158,8 +158,8 @@ double Scheduler::end_beat(double now) {
         ++version_;
         pump(now);
     }
-    start(source_->unmap_left(now), nullptr, Means::Ask);
-    beating_ = quiet_beats_ < most_quiet || source_->has_left();
+    start(source_->unmap_vacated(now), nullptr, Means::Ask);
+    beating_ = quiet_beats_ < most_quiet || source_->has_vacated();
     return !beating_ ? never : source_->tight() ? tight_pause : pause;
 }
 
