@@ -258,7 +258,7 @@ private:
             if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
             uint64_t behind = &nbytes == &sizes.back() ? spare : 0;
             Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now), behind, early,
-                                   refused_ != 0);  // which it is where nothing but moves was refused
+                                   refused_ != 0);  // 0: moves alone were refused
             if (!plan.found) {
                 let_go(*found.change);
                 found.change.reset();
