@@ -722,7 +722,7 @@ def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(
         before = device.reserved
         third = pool.allocate(8 * MIB)
         assert refused
-        assert before <= device.reserved <= before + new * MIB
+        assert device.reserved <= before + new * MIB
         pool.check()
         for buffer in (below, above, third):
             buffer.free()
