@@ -68,7 +68,7 @@ class TestLittleReserved:
         async def grown(seconds: float) -> tuple[int, float]:
             device = paged_device(1024 * MIB)
             async with opened(device, limit=1024 * MIB) as pool:
-                pool._opened.executor.clock = partial(next, itertools.count(0.0, seconds))
+                pool._opened.executor.clock = lambda: 0.0  # so that handles are small, however busy the machine is
                 kept = []
                 for _ in range(400):
                     device.advance(1e-4)
@@ -693,14 +693,8 @@ def test_a_pool_that_is_closed_ends_behind_all_that_was_begun() -> None:
     assert device.reserved == 0
 
 
-@pytest.mark.parametrize(("seconds", "new"), [(0, 0), (1e-3, 8)])
-def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, new: int
-) -> None:
-    """A driver without memory for its tables refuses that whenever it is asked, and is not asked for ever.
-
-    Where calls are dear, handles are large, and one on whose end another buffer lies cannot go back: new memory comes.
-    """
+def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without memory for its tables refuses that whenever it is asked, and is not asked for ever."""
     device = paged_device()
     remap, refused = device.remap, 0
 
@@ -719,10 +713,9 @@ def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(
         device.default_stream.launch(1.0, writes=[first, second])
         first.free()
         second.free()
-        before = device.reserved
         third = pool.allocate(8 * MIB)
         assert refused
-        assert device.reserved <= before + new * MIB
+        assert device.reserved == 10 * MIB
         pool.check()
         for buffer in (below, above, third):
             buffer.free()

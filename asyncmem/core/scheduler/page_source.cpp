@@ -169,7 +169,7 @@ public:
         const Effect& effect = job.effect;
         if (moved > effect.moves.size() || unmapped > effect.out.size() || mapped > effect.into.size())
             refuse_argument("more was moved than was to move");
-        bool moves = moved, all_moved = moved == effect.moves.size();
+        bool moves = moved;
         for (Plan& plan : job.change.plans)
             std::erase_if(plan.moves, [&](Move& move) {
                 if (!move.to || !moved) return false;
@@ -199,8 +199,7 @@ public:
             trims += unmapped > effect.vacated;
             refused_ = no_limit;
         } else {
-            if (out_of_memory && all_moved) refused_ = job.change.fresh();
-            if (out_of_memory && !all_moved) moves_refused_ = true;
+            if (out_of_memory) refused_ = job.change.fresh();
         }
         if (!job.reclaims && !job.splits) {
             grows += mapped > 0 || moves;
@@ -262,10 +261,6 @@ private:
     Job look() const { return job_of({.kind = Effect::Kind::Look, .streams = heap_.unfenced()}); }
 
     Found plan_for(const Request& request, bool modest, double now, uint64_t spare = 0) {
-        if (moves_refused_ && !(request.terms.calls && request.terms.on_loop)) {  // what is idle may do, without anything new
-            Found found = plan_within(request, 0, 0, now, 0);
-            if (found.change || !found.waits.empty()) return found;
-        }
         uint64_t left = available(), reserved = heap_.reserved() + coming_;
         uint64_t room = policy_.take_back ? std::min(left, peak_ - std::min(peak_, reserved)) : left;
         Found found = plan_within(request, room, modest ? 0 : left - room, now, spare);
@@ -298,7 +293,7 @@ private:
             if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
             uint64_t behind = &nbytes == &sizes.back() ? spare : 0;
             Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now), behind, early,
-                                   !moves_refused_);
+                                   refused_ != 0);  // 0: moves alone were refused
             if (!plan.found) {
                 let_go(*found.change);
                 found.change.reset();

@@ -208,10 +208,6 @@ public:
     virtual uint64_t leaving() const { return leaving_; }
     bool refuses() const { return refused_ != no_limit; }
     void forget_refusal() { refused_ = no_limit; }
-    void ask_anew() {  // others may have given memory back to the device
-        forget_refusal();
-        moves_refused_ = false;
-    }
     // Bytes that are being given back to the device just now.
     uint64_t returning() const { return leaving_ - stranded_bytes_; }
     double moved() const { return lifetime_.moved; }
@@ -243,7 +239,6 @@ protected:
     Lifetime lifetime_;
     uint64_t coming_ = 0, leaving_ = 0, stranded_bytes_ = 0;
     uint64_t refused_ = no_limit;  // the least that the device refused since something last changed
-    bool moves_refused_ = false;   // or it did not map memory at a second address
     uint64_t peak_ = 0;            // the most that was reserved
 };
 

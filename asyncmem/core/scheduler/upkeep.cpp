@@ -71,8 +71,8 @@ void Scheduler::freed(uint32_t flags, double now) {
 void Scheduler::tick(double now) {
     ASYNCMEM_ENTER(tick, now);
     now_ = now;
-    source_->ask_anew();
-    capturing_ = false;  // others may have ended their captures
+    source_->forget_refusal();  // others may have given memory back to the device
+    capturing_ = false;         // or ended their captures
     requests_.each([](Request& request) { request.unordered = false; });
     if (root_->tally.waiting || !growing_.empty()) {
         ++version_;
