@@ -68,7 +68,7 @@ class TestLittleReserved:
         async def grown(seconds: float) -> tuple[int, float]:
             device = paged_device(1024 * MIB)
             async with opened(device, limit=1024 * MIB) as pool:
-                pool._opened.executor.clock = lambda: 0.0  # so that handles are small, however busy the machine is
+                pool._opened.executor.clock = partial(next, itertools.count(0.0, seconds))
                 kept = []
                 for _ in range(400):
                     device.advance(1e-4)
@@ -708,7 +708,6 @@ def test_memory_that_cannot_be_mapped_at_a_second_address_goes_back_instead(monk
 
     monkeypatch.setattr(device, "remap", refusing)
     with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
-        pool._opened.executor.clock = partial(next, itertools.count(0.0, seconds))
         first, below, second, above = (pool.allocate(size * MIB) for size in (4, 1, 4, 1))
         device.default_stream.launch(1.0, writes=[first, second])
         first.free()

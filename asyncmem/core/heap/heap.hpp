@@ -43,8 +43,6 @@ public:
     uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
     Entries remove_segment(uint32_t segment);
     void place_from(uint64_t nbytes);  // blocks of so many bytes or more are not cached from now on
-    // Takes of so many bytes or more miss rather than leave `least` or more of the segment that ends there, while it is free.
-    void keep_whole(uint64_t end, uint64_t nbytes, uint64_t least);
     void go_around(bool around);  // whether takes find memory wherever it lies, or by addresses alone
     std::vector<SegmentInfo> segments() const;
     std::vector<Piece> empty_segments() const;
@@ -66,9 +64,6 @@ public:
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);
     Plan reclaim(uint64_t nbytes);
-    // Large handles in no use that are to come again, at the same addresses, in parts of `size` or a little less: the largest,
-    // and no more than make `most` parts, for which one handle's are larger.
-    Plan plan_split(uint64_t size, uint64_t most);
     Piece idle_memory() const;  // all of it together
     std::vector<uint32_t> unfenced() const;  // streams whose uses of handles no recorded fence covers yet
     uint64_t spread() const;                 // bytes of addresses that were ever used, in spaces, and of segments
@@ -161,6 +156,7 @@ public:
 private:
     struct Stream {
         Epochs epochs;
+        uint64_t stamped = 0;  // the latest epoch noted as a use of a handle
         BinTable<8> cache;
     };
     struct Arena {
@@ -178,8 +174,6 @@ private:
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
         bool bare = false;  // a block was found, and memory is missing behind it
-        bool cuts = true;   // the segment that stays whole will do as well
-        bool uncut = false;  // a block was found, and is that segment
     };
     // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
     static constexpr uint32_t narrow = 32, wide = 4096;
@@ -242,7 +236,6 @@ private:
     BlockId oldest_of(const Arena& arena, Search& search) const;
     uint64_t age_of(const Node& node, uint32_t taker) const;
     BlockId place(const Ask& ask, Search& search);
-    bool stays_whole(const Node& hole, uint64_t granules) const;
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome);
     BlockId place_at(const Segment& range, uint64_t address, Search& search);
@@ -354,15 +347,14 @@ private:
     // lay within the block that was noted last, and waits for the same, is not noted.
     void note_free(const Node& node) {
         if (!segments_[node.segment].space) return;
-        const RecentFrees::Newest& newest = notes_.newest;
+        const RecentFree& newest = notes_.newest;
         bool within = newest.address <= node.address && node.address + bytes(node) <= newest.address + newest.nbytes;
         bool same = node.epoch && newest.epoch == node.epoch && newest.stream == node.stream;
         if (!within || !same || node.more) note_uses(node);
     }
     void note_uses(const Node& node);
-    static constexpr uint32_t few_handles = 4;
-    bool note_at_few(const Node& node);
-    void note_later(const Node& node);
+    static constexpr uint32_t few_handles = 8;
+    bool note_at_few(const RecentFree& note);
     void note_at(HandleId id, const RecentFree& note);
     void catch_up();
     void find_holes() const;
@@ -424,7 +416,6 @@ private:
     // The smallest page there is, or what place_from() says. Where memory comes and goes, blocks from there on are placed each
     // time: cached, they would keep it from that.
     uint64_t paged_from_ = UINT64_MAX;  // granules
-    uint64_t whole_end_ = 0, whole_from_ = UINT64_MAX, whole_least_ = 0;  // of what stays whole: its address, and granules
     bool around_ = false;
     uint64_t live_low_ = 0, live_high_ = no_limit;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;

@@ -102,9 +102,7 @@ public:
     // -- events --------------------------------------------------------------------------------------------------------
     void freed(uint32_t flags, double now);
     void looked(uint64_t found, double now);
-    // `rest`: where the second segment lies, 0 for none.
-    void grew(JobId job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds,
-              uint64_t rest = 0);
+    void grew(JobId job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds);
     void grow_failed(JobId job, bool out_of_memory, double now);
     void trimmed(JobId job, size_t count, double now);
     void remapped(JobId job, size_t moved, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds);
@@ -147,7 +145,6 @@ private:
     Try attempt(Request& request);
     Try try_all(Request& request);
     Try provide(Request& request);
-    Try cut(Request& request);
     bool take(Request& request);
     bool find(Request& request);
     bool find_block(Request& request, bool anywhere);
@@ -227,7 +224,7 @@ private:
     std::deque<Effect> effects_;
     std::unordered_map<JobId, Job> jobs_;
     JobId last_job_ = 0;
-    JobId queue_job_ = 0, shrink_job_ = 0, spill_job_ = 0, split_job_ = 0;
+    JobId queue_job_ = 0, shrink_job_ = 0, spill_job_ = 0;
 
     double now_ = 0;
     uint64_t version_ = 1;                 // of the heap, as far as it matters to who found nothing

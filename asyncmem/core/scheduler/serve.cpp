@@ -158,26 +158,17 @@ Scheduler::Try Scheduler::try_all(Request& request) {
     }
 }
 
-// Have the part that a request needs of a segment as one of its own; where that cannot be, it has a part all the same.
-Scheduler::Try Scheduler::cut(Request& request) {
-    if (queue_job_ && !request.terms.calls) return Try::Making;
-    request.cut = true;
-    return start(source_->cut(request, now_), &request, Means::Grow) ? Try::Making : Try::Served;
-}
-
 // Do what can be done for a request that finds no memory, each time the first that helps. Served: it may find some now.
 Scheduler::Try Scheduler::provide(Request& request) {
     const Terms& terms = request.terms;
     if (terms.effort == Effort::Take) return Try::Blocked;
     request.missed = true;
     if (request.job) return Try::Making;
-    if (request.uncut) return cut(request);
     bool first = terms.effort == Effort::Tidy || (terms.calls && terms.on_loop);
     if (source_->should_tidy(request, first) && tidy()) return Try::Served;
     if (source_->should_flush(request) && flush()) return Try::Served;
     if (terms.effort == Effort::Tidy) return tidy() ? Try::Served : Try::Blocked;
     if (queue_job_ && !terms.calls) return Try::Making;
-    if (split_job_ && !(terms.calls && terms.on_loop)) return Try::Making;  // what is split is free again soon
     if ((policy_.paged || policy_.joins) && !beating_) {
         beating_ = true;
         emit(Effect{.kind = Effect::Kind::Beat});
@@ -285,7 +276,7 @@ void Scheduler::refuse_callers() {
         ++i;
         if (request->job || request->state == State::Growing || suspended_) continue;
         bool others = std::any_of(jobs_.begin(), jobs_.end(), [](auto& job) { return job.second.effect.request != 0; });
-        if ((others || split_job_ || source_->returning()) && !request->terms.on_loop) continue;  // a loop does not wait
+        if ((others || source_->returning()) && !request->terms.on_loop) continue;  // a loop does not wait
         bool host = policy_.fallback && !request->terms.captured;
         start_plainly(host ? Effect::Kind::ServeFromHost : Effect::Kind::LastResort, *request);
     }

@@ -117,7 +117,6 @@ struct Job {
     Change change{};
     bool reclaims = false;  // idle memory goes back, perhaps after a wait for its uses
     uint64_t leaving = 0;   // bytes of it
-    bool splits = false;    // large handles become small ones
     bool patient = false;   // a wait that growth chose
 };
 
@@ -170,7 +169,6 @@ public:
     // -- what to do for a request --------------------------------------------------------------------------------------
     virtual Decision patience(const Request& request, double now, bool looked) = 0;  // before more is reserved than ever
     virtual Decision grow(const Request& request, double now, bool looked) = 0;
-    virtual Decision cut(const Request&, double) { return {}; }         // free segments, so that it gets one of its own
     virtual Decision grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
     virtual Decision wait(const Request&, double) { return {}; }        // for what is idle and in use
     virtual Decision make_room(const Request& request, double now) = 0;  // give back, so that growth fits
@@ -183,9 +181,8 @@ public:
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
-    // Of segments: one came or did not, perhaps with the rest of what it was cut from; so many of the returns went back, and the
-    // others are offered again.
-    virtual void grew(const Job&, uint64_t, uint64_t, uint64_t, uint32_t, bool, double) {}
+    // Of segments: one came or did not; so many of the returns went back, and the others are offered again.
+    virtual void grew(const Job&, uint64_t, uint64_t, uint32_t, bool, double) {}
     virtual void grow_failed(const Job&, bool) {}
     virtual void trimmed(Job&, size_t) {}
     // Of pages: so many were moved, unmapped and mapped; and what follows the wait for the uses of idle memory.
@@ -193,7 +190,6 @@ public:
     virtual Decision reclaim(uint64_t) { return {}; }
     // Addresses that memory has vacated are to be unmapped: those that the device is done with, and whether there are any.
     virtual Decision unmap_vacated(double) { return {}; }
-    virtual Decision split(double) { return {}; }  // large handles that nobody uses become small ones
     virtual bool has_vacated() const { return false; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;
