@@ -14,6 +14,7 @@ from asyncmem.core import Buffer
 from asyncmem.devices.shared import Shareable
 from asyncmem.distributed.credit import Credit, Inbox, Window, cost
 from asyncmem.distributed.frames import CREDIT, ITEM, pack
+from asyncmem.distributed.link import LinkLost
 from asyncmem.distributed.ucx import new_tag
 from asyncmem.errors import AsyncmemError, Described, InvalidRequest, ReaderLost
 from asyncmem.figures import format_size
@@ -131,6 +132,7 @@ class Outgoing:
         self._credit = Credit(edge.window)
         self._returned = asyncio.Event()
         self._link: Link | None = None
+        self._closed = False
         # By the task that waits for the reader: the export, and its buffer if the pipeline itself owns that.
         self._exported: dict[asyncio.Task[None], tuple[share.Export, Buffer | Array | None]] = {}
 
@@ -219,6 +221,8 @@ class Outgoing:
             except BaseException:
                 source.free()  # behind the copy
                 raise
+        if self._closed:  # nobody would end what is exported now
+            raise LinkLost("the edge has ended")
         source = cast("Buffer | Array", source)
         exported = share.export(source, pid=self._pid)
         own = source is not value or (self._memory is not None and _device_of(source) is pool_of(self._memory).device)
@@ -231,7 +235,11 @@ class Outgoing:
         self._exported.pop(task)[0].close()
 
     async def close(self) -> None:
-        """End all exports: the receiver has opened them, or is gone. The pipeline's own buffers are freed."""
+        """End all exports: the receiver has opened them, or is gone. The pipeline's own buffers are freed.
+
+        The stage may still be at work, if the receiver has ended before it; it exports nothing more.
+        """
+        self._closed = True
         for task, (_, own) in self._exported.items():
             if own is not None:
                 own.free()

@@ -1,6 +1,7 @@
 """Both ends of an edge over a real connection, with memory of a GPU."""
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -56,6 +57,22 @@ async def test_arrays_of_a_gpu_go_over_tcp_and_give_their_credit_back() -> None:
         server.close()
         await asyncio.wait(tasks)
         await server.wait_closed()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("copied", [False, True])
+async def test_an_edge_that_is_closed_shares_nothing_more(*, copied: bool) -> None:
+    """Its receiver may end before the sending stage does, and nobody would end what that exports then."""
+    edge = Edge(0, 1, "share", 4 * MIB)
+    async with AsyncExitStack() as resources, asyncio.timeout(5):
+        keep = await memory_for(resources, "edge", "host", edge.window, "shared")
+        outgoing = Outgoing(edge, (), memory=keep, keep=keep, pid=os.getpid())
+        await outgoing.close()
+        value = np.zeros(MIB, "uint8") if copied else await keep.empty((MIB,), "uint8")
+        with pytest.raises(LinkLost):
+            await outgoing.send(Parcel(0, 0, {"x": value}, nothing))
+        del value
+        assert (keep.stats().pinned_bytes, keep.stats().allocated_bytes) == (0, 0)
 
 
 @pytest.mark.asyncio
