@@ -134,6 +134,16 @@ def test_uses_of_many_frees_are_those_of_each(seed: int) -> None:
         pair.compare()
 
 
+def test_what_is_not_noted_at_handles_yet_is_unfenced(heap: Heap) -> None:
+    """A free of many handles is put off, and counts as unfenced before it is noted there."""
+    block = grown(heap, 32 * PAGE, stream=1)
+    assert len(heap.handles()) > 8
+    heap.free(block)
+    assert list(heap.unfenced()) == [1]
+    heap.publish(1, heap.close_epoch(1))
+    assert not heap.unfenced()
+
+
 class ForgetsUses(ReferenceHeap):
     @override
     def stamp(self, handle: Handle, entries: Entries) -> None:

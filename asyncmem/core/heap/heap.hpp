@@ -156,7 +156,6 @@ public:
 private:
     struct Stream {
         Epochs epochs;
-        uint64_t stamped = 0;  // the latest epoch noted as a use of a handle
         BinTable<8> cache;
     };
     struct Arena {
@@ -347,14 +346,15 @@ private:
     // lay within the block that was noted last, and waits for the same, is not noted.
     void note_free(const Node& node) {
         if (!segments_[node.segment].space) return;
-        const RecentFree& newest = notes_.newest;
+        const RecentFrees::Newest& newest = notes_.newest;
         bool within = newest.address <= node.address && node.address + bytes(node) <= newest.address + newest.nbytes;
         bool same = node.epoch && newest.epoch == node.epoch && newest.stream == node.stream;
         if (!within || !same || node.more) note_uses(node);
     }
     void note_uses(const Node& node);
-    static constexpr uint32_t few_handles = 8;
-    bool note_at_few(const RecentFree& note);
+    static constexpr uint32_t few_handles = 4;
+    bool note_at_few(const Node& node);
+    void note_later(const Node& node);
     void note_at(HandleId id, const RecentFree& note);
     void catch_up();
     void find_holes() const;

@@ -98,38 +98,42 @@ Space& Heap::space_of(uint32_t segment) const {
     return *segments_[segment].space;
 }
 
-[[gnu::noinline, gnu::flatten]] void Heap::note_uses(const Node& node) {
-    auto note = [&](const Entry& use) {
-        uint64_t& stamped = streams_[use.stream]->stamped;
-        stamped = std::max(stamped, use.epoch);
-        RecentFree one{node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment};
-        if (!note_at_few(one)) {
-            if (notes_.full()) catch_up();  // which forgets the newest
-            notes_.add(one);
+[[gnu::noinline]] void Heap::note_uses(const Node& node) {
+    if (node.more || !note_at_few(node)) [[unlikely]] note_later(node);
+}
+
+// Note at once a block that waits for one stream at most, if it lay on no more than a few handles, as the size of the first
+// lets expect, that no other stream has used; where it returns false it is noted again.
+inline bool Heap::note_at_few(const Node& node) {
+    const Space& space = *segments_[node.segment].space;
+    uint64_t at = node.address, end = at + bytes(node);
+    HandleId id = space.handle(at);
+    if (bytes(node) > few_handles * handles_[id].nbytes) return false;
+    handles_.next();
+    for (uint32_t left = few_handles; left; --left) {
+        if (!id || !handles_.note_newest(id, {node.stream, node.epoch})) return false;
+        at = handles_[id].address + handles_[id].nbytes;
+        if (at >= end) {
+            notes_.newest = {node.address, bytes(node), node.epoch, node.stream};
+            return true;
         }
-        notes_.newest = one;
+        id = space.handle(at);
+    }
+    return false;
+}
+
+// Note it with what is freed after it.
+[[gnu::noinline]] void Heap::note_later(const Node& node) {
+    auto note = [&](const Entry& use) {
+        if (notes_.full()) catch_up();  // which forgets the newest
+        notes_.add({node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment});
+        notes_.newest = {node.address, bytes(node), use.epoch, use.stream};
     };
-    if (node.more) [[unlikely]] {
+    if (node.more) {
         std::ranges::for_each(entry_pool_[node.more], note);
     } else {
         note({node.stream, node.epoch});
     }
-}
-
-// Note it at once, if it lay on no more than a few handles, as the size of the first lets expect; where they are more it
-// is noted again.
-inline bool Heap::note_at_few(const RecentFree& note) {
-    const Space& space = *segments_[note.segment].space;
-    uint64_t at = note.address, end = at + note.nbytes;
-    if (note.nbytes > few_handles * handles_[space.handle(at)].nbytes) return false;
-    for (uint32_t left = few_handles; left; --left) {
-        HandleId id = space.handle(at);
-        if (!id) return false;
-        note_at(id, note);
-        at = handles_[id].address + handles_[id].nbytes;
-        if (at >= end) return true;
-    }
-    return false;
 }
 
 inline void Heap::note_at(HandleId id, const RecentFree& note) {
@@ -412,9 +416,12 @@ Piece Heap::idle_memory() const {
 
 std::vector<uint32_t> Heap::unfenced() const {
     std::lock_guard lock(lock_);
+    Entries latest;
+    for (const RecentFree& note : notes_.all()) include(latest, {note.stream, note.epoch});
+    handles_.each_use([&](const Entry& use) { include(latest, use); });
     std::vector<uint32_t> found;
-    for (uint32_t s = 0; s < streams_.size(); ++s)
-        if (!streams_[s]->epochs.covers(streams_[s]->stamped)) found.push_back(s);
+    for (const Entry& use : latest)
+        if (!streams_[use.stream]->epochs.covers(use.epoch)) found.push_back(use.stream);
     return found;
 }
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -53,8 +54,23 @@ public:
     Entries uses(HandleId id) const { return lists_.all(table_[id]); }
     void set_uses(HandleId id, Entries uses) { lists_.store(table_[id], std::move(uses)); }
 
+    // All that any handle waits for, or waited for once: look(entry).
+    template <class Look>
+    void each_use(Look look) const {
+        for (const Handle& handle : table_) lists_.each(handle, look);
+    }
+
     // What comes now has this number.
     uint64_t next() { return ++count_; }
+
+    // Note what is freed now where its stream alone has used the handle; else return false.
+    bool note_newest(HandleId id, const Entry& use) {
+        Handle& handle = table_[id];
+        handle.freed = count_;
+        if (handle.more || handle.stream != use.stream) return false;
+        handle.epoch = std::max(handle.epoch, use.epoch);
+        return true;
+    }
 
     // Note a free, and its use where all that is known are uses by the same stream; else return false.
     bool note(HandleId id, uint64_t freed, const Entry& use) {
@@ -121,24 +137,27 @@ class RecentFrees {
 public:
     bool full() const { return count_ == most; }
     void add(const RecentFree& note) { notes_[count_++] = note; }
+    std::span<const RecentFree> all() const { return {notes_.data(), count_}; }
 
-    RecentFree newest{};  // since somebody looked at the handles, whether it is here or noted there at once
+    // What was freed last since somebody looked at the handles, whether it is here or noted there at once.
+    struct Newest {
+        uint64_t address = 0, nbytes = 0, epoch = 0;
+        uint32_t stream = 0;
+    } newest{};
 
-    // Take them all, oldest first: look(note), with what is left of the pages of each without what later ones say as well.
+    // Take them all: look(note), with what is left of the pages of each without what later ones say as well.
     template <class Look>
     void take(uint64_t page, Look look) {
         newest = {};
-        left_.clear();
         covers_.clear();
         for (; count_; --count_) {
-            const RecentFree& note = notes_[count_ - 1];
-            size_t begin = left_.size();
-            auto leave = [&](uint64_t from, uint64_t to) {
-                left_.push_back(note);
-                left_.back().address = from;
-                left_.back().nbytes = to - from;
-            };
+            RecentFree note = notes_[count_ - 1];
             uint64_t from = note.address & ~(page - 1), to = (note.address + note.nbytes + page - 1) & ~(page - 1);
+            auto leave = [&](uint64_t begin, uint64_t end) {
+                note.address = begin;
+                note.nbytes = end - begin;
+                look(note);
+            };
             StreamCover& cover = cover_of(note.stream);
             if (note.epoch && note.epoch <= cover.least) {
                 cover.ranges.add(from, to, leave);
@@ -146,9 +165,7 @@ public:
             } else {  // it may say more than what covers it
                 leave(from, to);
             }
-            std::reverse(left_.begin() + static_cast<ptrdiff_t>(begin), left_.end());
         }
-        for (auto note = left_.rbegin(); note != left_.rend(); ++note) look(*note);
     }
 
 private:
@@ -168,7 +185,6 @@ private:
     std::array<RecentFree, most> notes_;
     uint32_t count_ = 0;
     std::vector<StreamCover> covers_;
-    std::vector<RecentFree> left_;
 };
 
 // A range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
