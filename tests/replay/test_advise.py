@@ -122,15 +122,16 @@ def test_an_empty_program_gets_no_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "advised"),
+    ("name", "model", "advised"),
     [
-        (LATE, {"segments", "limit", "overlap"}),
-        (Model(), {"segments", "warmup", "limit", "overlap"}),
+        ("stream_prefetch", LATE, {"segments", "limit", "overlap"}),
+        ("stream_prefetch", Model(lag=0.05), {"segments", "patience", "overlap"}),
+        ("gpt2_train_varlen", LATE, {"segments", "warmup", "limit"}),
     ],
 )
-def test_the_lines_to_paste_are_the_arguments(model: Model, advised: set[str]) -> None:
+def test_the_lines_to_paste_are_the_arguments(name: str, model: Model, advised: set[str]) -> None:
     """They are a program, no line is too long, and a pool takes what they say."""
-    advice = advise(read(TRACES / "stream_prefetch.npz"), model=model)
+    advice = advise(read(TRACES / f"{name}.npz"), model=model)
     code = advice.code("simulated")
     assert max(map(len, code.splitlines())) <= 120
     call = ast.parse(code).body[-1]

@@ -12,14 +12,16 @@ namespace asyncmem::scheduler {
 
 namespace {
 
-constexpr double grace = 0.02, young = 0.1;  // seconds that moves may take before they count, but of a young pool a tenth
+constexpr double grace = 0.02, young = 0.1;  // seconds that moves may take at once, but of a young pool a tenth
+constexpr double usual_move = 5e-5;          // seconds that a handle takes to move, as long as none has moved
+constexpr double most_moved = 2;             // times what moves may take, after which none is worth it
 constexpr uint64_t most_parts = 20, least_parts = 4;  // of a request, each a handle: as few as those need that are no
 constexpr uint64_t fine_parts = 300;         // larger than this part of all that is reserved
 constexpr double affordable = 0.8;           // times `dear` is what all calls may take before they are
 constexpr uint64_t limit_parts = 512;        // below a limit of the user's it is at most this part of the limit, too
 constexpr double stock = 256;                // one part in so many is mapped ahead of need, where all the rest is live
 constexpr double most_stock = 32;            // and up to that, where calls are dear: so many times more than they may be
-constexpr double hasty = 1.5, first = 0.002;   // without the first seconds of them
+constexpr double hasty = 1.5;
 constexpr double busy = 5;                   // what is free does not serve where calls take so many times more
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
 constexpr double rest = 0.25;                // seconds without a try after memory could not go back
@@ -181,6 +183,7 @@ public:
             if (out_of_memory) refused_ = job.change.fresh();
             grows += mapped > 0 || moves;
             if (moves || unmapped) lifetime_.moved += seconds;
+            moved_handles_ += effect.moves.size() + unmapped;
         }
         bool only_out = effect.moves.empty() && effect.into.empty();
         if (only_out && unmapped < effect.out.size()) rest_until_ = now + rest;
@@ -205,9 +208,15 @@ private:
         return refuses() ? std::min(most, refused_ - std::min(refused_, policy_.page)) : most;
     }
 
-    bool may_move(double now) const {
-        double before = std::min(grace, young * (now - lifetime_.began));
-        return policy_.take_back && lifetime_.may_move(now, policy_.dear, before);
+    // Moves save memory and cost time. The more of the time for them is spent, the more of the peak they must save: a program
+    // that makes them go round and round is better off with more memory.
+    bool is_worth(const Change& change, double now) const {
+        double handles = 0, saved = 0;
+        for (const Plan& plan : change.plans)
+            for (const Move& move : plan.moves) ++handles, saved += static_cast<double>(move.nbytes);
+        double life = now - lifetime_.began, all = std::min(grace, young * life) + policy_.dear * life, spent = lifetime_.moved;
+        double cost = handles * (moved_handles_ ? spent / static_cast<double>(moved_handles_) : usual_move);
+        return !handles || (spent <= most_moved * all && cost * spent * spent * static_cast<double>(peak_) <= all * all * all * saved);
     }
     bool may_be_foreign(const Request& request) const {
         return several_streams() && !request.terms.captured && !keeps_apart(request);
@@ -230,12 +239,17 @@ private:
     bool is_behind() const { return heap_.lags() || !heap_.unfenced().empty(); }
     Job look() const { return job_of({.kind = Effect::Kind::Look, .streams = heap_.unfenced()}); }
 
-    // Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
     Found plan_for(const Request& request, bool modest, double now, uint64_t spare = 0) {
         uint64_t left = available(), reserved = heap_.reserved() + coming_;
-        uint64_t room = std::min(left, peak_ - std::min(peak_, reserved));
-        if (!may_move(now)) room = left;
-        uint64_t most = modest ? 0 : left - room;
+        uint64_t room = policy_.take_back ? std::min(left, peak_ - std::min(peak_, reserved)) : left;
+        Found found = plan_within(request, room, modest ? 0 : left - room, now, spare);
+        if (modest || !found.change || is_worth(*found.change, now)) return found;
+        let_go(*found.change);
+        return plan_within(request, left, 0, now, spare);
+    }
+
+    // With so much new memory as long as there is room, and so much more where that is not enough.
+    Found plan_within(const Request& request, uint64_t room, uint64_t most, double now, uint64_t spare) {
         bool foreign = may_be_foreign(request);
         std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
         bool early = !policy_.limited && !request.terms.captured && !request.batch();
@@ -302,14 +316,14 @@ private:
         if (policy_.limited) return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
         uint64_t fine = (heap_.reserved() + coming_ + nbytes) / fine_parts;
         uint64_t most = std::clamp(fine, nbytes / most_parts, nbytes / least_parts);
-        most = static_cast<uint64_t>(static_cast<double>(most) * haste(called_, now));
+        most = static_cast<uint64_t>(std::min(static_cast<double>(most) * haste(now), static_cast<double>(nbytes)));
         return std::max<uint64_t>(1, nbytes / (most + 1));
     }
 
-    // How many times more these seconds are of the pool's life than calls may take, at least 1.
-    double haste(double seconds, double now) const {
+    // How many times more the device's calls have taken of the pool's life than they may, at least 1.
+    double haste(double now) const {
         double allowed = affordable * policy_.dear * (now - lifetime_.began);
-        return seconds <= allowed ? 1 : seconds / allowed;
+        return called_ <= allowed ? 1 : called_ / allowed;
     }
 
     // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
@@ -320,10 +334,12 @@ private:
         uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
         left -= std::min(left, request.total);
         if (refuses() || left < reserved / far_off) return 0;
-        double hurry = haste(called_ - first, now);
+        double hurry = haste(now);
         double part = std::clamp(hurry / hasty / stock, 1 / stock, 1 / most_stock);
-        double most = std::min(part * static_cast<double>(reserved), static_cast<double>(policy_.segment_size));
-        uint64_t all = static_cast<uint64_t>(most), free = heap_.reserved() - heap_.live();
+        // No more than a segment has, and with the request no more than two: what is large takes long to come.
+        uint64_t usual = policy_.segment_size, most = std::min(usual, 2 * usual - std::min(2 * usual, request.total));
+        uint64_t all = std::min(static_cast<uint64_t>(part * static_cast<double>(reserved)), most);
+        uint64_t free = heap_.reserved() - heap_.live();
         uint64_t lacking = all - std::min(all, free), again = held_ - std::min(held_, reserved);
         if (hurry >= busy && request.total == grown_for_ && !several_streams())
             lacking = std::max(lacking, all / request.total * request.total + policy_.page - 1);
@@ -381,6 +397,7 @@ private:
     double rest_until_ = -never;
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took
+    uint64_t moved_handles_ = 0;  // in the time that moves took
     uint64_t grown_for_ = 0;  // the size of the request that grew last
 };
 
