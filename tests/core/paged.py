@@ -61,6 +61,10 @@ class PagedPair(Pair):
         plan = self.both(lambda heap: heap.reclaim(nbytes))
         return None if plan is None else self._lifted(plan)
 
+    def split(self, size: int, most: int) -> Plan | None:
+        plan = self.both(lambda heap: heap.plan_split(size, most))
+        return None if plan is None else self._lifted(plan)
+
     def _lifted(self, plan: Plan, early: int | None = None) -> Plan:
         idle = {(one.segment, one.address, one.nbytes): one for one in self.both(lambda heap: heap.handles())}
         for move in plan.moves:
@@ -120,8 +124,8 @@ def paged_step(pair: PagedPair, draw: random.Random) -> None:
         _late_space(pair, draw)
     elif choice < 0.85:
         pair.go_around(draw.random() < 0.7)
-    elif choice < 0.9:
-        _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 32 * PAGE, LOTS))), draw)
+    elif choice < 0.92:
+        _idle(pair, draw)
     elif pair.left and draw.random() < 0.5:
         move = pair.left.pop(draw.randrange(len(pair.left)))
         pair.let_go(move.segment, move.address, move.nbytes)
@@ -177,6 +181,14 @@ def _plan(pair: PagedPair, draw: random.Random) -> None:
     arena = draw.choice((-1, -1, 0, 1))
     plan = pair.plan(_size(draw), draw.randrange(pair.streams), arena, room, most, whose, parts, early=early)
     _start(pair, plan, draw)
+
+
+def _idle(pair: PagedPair, draw: random.Random) -> None:
+    """Give idle memory back, or split it."""
+    if draw.random() < 0.7:
+        _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 32 * PAGE, LOTS))), draw)
+    else:
+        _start(pair, pair.split(draw.choice((0, PAGE, 3 * PAGE, 8 * PAGE)), draw.choice((1, 2, 4, 64))), draw)
 
 
 def _start(pair: PagedPair, plan: Plan | None, draw: random.Random) -> None:

@@ -263,6 +263,33 @@ def test_a_plan_may_be_told_how_large_handles_are(heap: Heap) -> None:
         heap.plan(PAGE, 0, parts=0)
 
 
+def test_a_large_handle_that_nobody_uses_is_split(heap: Heap) -> None:
+    """It goes back and comes again at its addresses, in parts of a power of two; in use or small, it stays."""
+    plan = heap.plan(13 * PAGE, 0, room=LOTS, parts=1)
+    assert isinstance(plan, Plan)
+    carry_out(heap, plan)
+    block = heap.take(12 * PAGE, 0)
+    assert heap.plan_split(3 * PAGE, LOTS) is None
+    heap.free(block)
+    assert heap.plan_split(3 * PAGE, LOTS) is None  # the stream may still work there
+    finish(heap, 0)
+    assert heap.plan_split(7 * PAGE, LOTS) is None
+    assert heap.plan_split(3 * PAGE, 1) is None
+    plan = heap.plan_split(3 * PAGE, 4)
+    assert plan is not None
+    assert [nbytes for _, nbytes in plan.fresh] == [4 * PAGE, 4 * PAGE, 4 * PAGE, PAGE]
+    give_up(heap, plan)
+    plan = heap.plan_split(3 * PAGE, 7)
+    assert plan is not None
+    assert not heap.take(PAGE, 0)
+    carry_out(heap, plan)
+    assert [(one.address, one.nbytes) for one in heap.handles()] == [
+        *((BASE + i * 2 * PAGE, 2 * PAGE) for i in range(6)), (BASE + 12 * PAGE, PAGE),
+    ]  # fmt: skip
+    assert heap.take(13 * PAGE, 0)
+    heap.check()
+
+
 def spare(heap: Heap, nbytes: int, room: int) -> tuple[tuple[int, int], ...]:
     plan = heap.plan(nbytes, 0, room=LOTS, parts=1, spare=room)
     assert isinstance(plan, Plan)

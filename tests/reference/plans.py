@@ -288,6 +288,30 @@ class Plans(Spaces):
         moves = tuple(self.lift_handle(handle, 0) for handle in chosen)
         return Plan(0, 0, 0, moves, ()) if chosen else None
 
+    def plan_split(self, size: int, most: int) -> Plan | None:
+        """Return a Plan by which the largest handles that nobody uses come again in parts."""
+        if most < 1:
+            raise ValueError("there must be a part at least")
+        self.look()
+        idle = [one for one in self.all_handles.values() if self.idle(one) is not None and self.ready(one, None)]
+        large = [one for one in idle if one.nbytes >= 2 * size]
+        large.sort(key=lambda one: (-one.nbytes, self.segments_by_id[one.segment].arena, one.address))
+        chosen: list[Handle] = []
+        fresh: list[tuple[int, int]] = []
+        for handle in large:
+            if chosen and handle.segment != chosen[0].segment:
+                continue
+            powers = 1 << max(0, size.bit_length() - 1), 1 << (-(-handle.nbytes // most) - 1).bit_length()
+            part, end = max(self.spaces[handle.segment].page, *powers), handle.address + handle.nbytes
+            parts = [(at, min(part, end - at)) for at in range(handle.address, end, part)]
+            if len(parts) == 1 or len(fresh) + len(parts) > most:
+                break
+            chosen.append(handle)
+            fresh += parts
+        if not chosen:
+            return None
+        return Plan(chosen[0].segment, 0, 0, tuple(self.lift_handle(one, 0) for one in chosen), tuple(fresh))
+
     def ready(self, handle: Handle, early: int | None) -> bool:
         """Return whether all uses of a handle are done, or only the stream `early` still uses it."""
         return self.undone(handle.uses).keys() <= {early}

@@ -194,6 +194,15 @@ cdef class Heap:
         cdef CPlan plan = self.c.reclaim(_whole(nbytes, "nbytes"))
         return _plan_out(plan) if plan.found else None
 
+    def plan_split(self, size, most):
+        """Return a Plan by which idle handles of twice the size or more come again in parts; None where there are none.
+
+        They are the largest, and as many as make no more than `most` parts together. A part has the largest power of two
+        that is no more than the size, or what is needed for one handle to make no more than so many, and a page at least.
+        """
+        cdef CPlan plan = self.c.plan_split(_whole(size, "size"), _whole(most, "most"))
+        return _plan_out(plan) if plan.found else None
+
     def idle_memory(self):
         """Return the bytes of handles on which nothing lies, and the (stream, epoch) of their uses not known to be done."""
         cdef CPiece found = self.c.idle_memory()

@@ -148,6 +148,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         bint has_addresses(const Ask& ask, Bound bound) except +
         void go_around(bint around)
         CPlan reclaim(uint64_t nbytes) except +
+        CPlan plan_split(uint64_t size, uint64_t most) except +
         CPiece idle_memory() except +
         vector[uint32_t] unfenced() except +
         uint64_t spread()

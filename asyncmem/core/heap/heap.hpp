@@ -64,6 +64,9 @@ public:
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);
     Plan reclaim(uint64_t nbytes);
+    // Large handles in no use that are to come again, at the same addresses, in parts of `size` or a little less: the largest,
+    // and no more than make `most` parts, for which one handle's are larger.
+    Plan plan_split(uint64_t size, uint64_t most);
     Piece idle_memory() const;  // all of it together
     std::vector<uint32_t> unfenced() const;  // streams whose uses of handles no recorded fence covers yet
     uint64_t spread() const;                 // bytes of addresses that were ever used, in spaces, and of segments

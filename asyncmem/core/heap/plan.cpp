@@ -316,4 +316,28 @@ Plan Heap::reclaim(uint64_t nbytes) {
     return plan;
 }
 
+Plan Heap::plan_split(uint64_t size, uint64_t most) {
+    Noted noted(*this);
+    Plan plan;
+    if (!most) refuse_argument("there must be a part at least");
+    find_holes();
+    std::vector<HandleId> large = idle_handles();
+    std::erase_if(large, [&](HandleId id) { return handles_[id].nbytes < 2 * size || !uses(id).empty(); });
+    std::ranges::stable_sort(large, std::greater<>(), [&](HandleId id) { return handles_[id].nbytes; });
+    Picking picking(*this, {0, 0}, 0);
+    for (HandleId id : large) {
+        const Handle& handle = handles_[id];
+        if (plan.found && handle.segment != plan.segment) continue;
+        plan.segment = handle.segment;
+        uint64_t least = (handle.nbytes + most - 1) / most, end = handle.address + handle.nbytes;
+        uint64_t part = std::max({space_of(plan.segment).page(), std::bit_floor(size), std::bit_ceil(least)});
+        uint64_t count = (handle.nbytes + part - 1) / part;
+        if (count == 1 || plan.fresh.size() + count > most) break;
+        plan.found = true;
+        for (uint64_t at = handle.address; at < end; at += part) plan.fresh.push_back({at, std::min(part, end - at)});
+        plan.moves.push_back(picking.lift(id, 0));
+    }
+    return plan;
+}
+
 }  // namespace asyncmem

@@ -24,6 +24,10 @@ constexpr double most_stock = 32;            // and up to that, where calls are 
 constexpr double hasty = 1.5;
 constexpr double busy = 5;                   // what is free does not serve where calls take so many times more
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
+constexpr double spare_time = 0.6;           // times `dear`: as long as calls took less, large handles are split
+constexpr uint64_t most_split = 16;          // into so many at once, for that memory can serve nobody meanwhile
+constexpr uint64_t much_free = 32;           // if one part in so many was free when more came, and
+constexpr uint32_t most_beats = 1000;        // in the next so many beats
 constexpr double rest = 0.25;                // seconds without a try after memory could not go back
 
 class PageSource final : public Source {
@@ -72,6 +76,9 @@ public:
         }
         if (found.change->plans.empty()) return {};
         grown_for_ = request.total;
+        uint64_t free = heap_.reserved() - heap_.live();
+        uint64_t more = found.change->more();
+        if (more && free >= (heap_.reserved() + more) / much_free) beats_to_split_ = most_beats;
         return carried_out(std::move(*found.change));
     }
 
@@ -132,6 +139,18 @@ public:
     Decision unmap_vacated(double now) override { return now < rest_until_ ? Decision{} : carried_out({}); }
     bool has_vacated() const override { return !vacated_.empty(); }
 
+    // What came in large handles, when calls were dear, can move in small ones later, where free memory did not serve.
+    Decision split(double now) override {
+        bool may = policy_.take_back && !policy_.limited && now >= rest_until_ && beats_to_split_;
+        if (!may || called_ > spare_time * policy_.dear * (now - lifetime_.began)) return {};
+        --beats_to_split_;
+        Change change;
+        if (Plan plan = heap_.plan_split(heap_.reserved() / fine_parts, most_split); plan.found) change.plans.push_back(std::move(plan));
+        Decision job = carried_out(std::move(change));
+        if (job) job->splits = true;
+        return job;
+    }
+
     uint64_t leaving() const override {
         uint64_t nbytes = leaving_;
         for (const Vacated& one : vacated_) nbytes += one.leaving ? one.span.nbytes : 0;
@@ -181,6 +200,8 @@ public:
             refused_ = no_limit;
         } else {
             if (out_of_memory) refused_ = job.change.fresh();
+        }
+        if (!job.reclaims && !job.splits) {
             grows += mapped > 0 || moves;
             if (moves || unmapped) lifetime_.moved += seconds;
             moved_handles_ += effect.moves.size() + unmapped;
@@ -398,6 +419,7 @@ private:
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took
     uint64_t moved_handles_ = 0;  // in the time that moves took
+    uint32_t beats_to_split_ = 0;
     uint64_t grown_for_ = 0;  // the size of the request that grew last
 };
 

@@ -151,7 +151,7 @@ Job Scheduler::end_job(JobId id) {
     if (found == jobs_.end()) refuse_argument("no such job is under way");
     Job job = std::move(found->second);
     jobs_.erase(found);
-    for (JobId* one : {&queue_job_, &shrink_job_, &spill_job_})
+    for (JobId* one : {&queue_job_, &shrink_job_, &spill_job_, &split_job_})
         if (*one == id) *one = 0;
     if (Request* request = requests_.find(job.effect.request); request && request->job == id) request->job = 0;
     ++version_;

@@ -224,7 +224,7 @@ private:
     std::deque<Effect> effects_;
     std::unordered_map<JobId, Job> jobs_;
     JobId last_job_ = 0;
-    JobId queue_job_ = 0, shrink_job_ = 0, spill_job_ = 0;
+    JobId queue_job_ = 0, shrink_job_ = 0, spill_job_ = 0, split_job_ = 0;
 
     double now_ = 0;
     uint64_t version_ = 1;                 // of the heap, as far as it matters to who found nothing

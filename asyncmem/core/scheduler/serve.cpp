@@ -169,6 +169,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
     if (source_->should_flush(request) && flush()) return Try::Served;
     if (terms.effort == Effort::Tidy) return tidy() ? Try::Served : Try::Blocked;
     if (queue_job_ && !terms.calls) return Try::Making;
+    if (split_job_ && !(terms.calls && terms.on_loop)) return Try::Making;  // what is split is free again soon
     if ((policy_.paged || policy_.joins) && !beating_) {
         beating_ = true;
         emit(Effect{.kind = Effect::Kind::Beat});
@@ -276,7 +277,7 @@ void Scheduler::refuse_callers() {
         ++i;
         if (request->job || request->state == State::Growing || suspended_) continue;
         bool others = std::any_of(jobs_.begin(), jobs_.end(), [](auto& job) { return job.second.effect.request != 0; });
-        if ((others || source_->returning()) && !request->terms.on_loop) continue;  // a loop does not wait
+        if ((others || split_job_ || source_->returning()) && !request->terms.on_loop) continue;  // a loop does not wait
         bool host = policy_.fallback && !request->terms.captured;
         start_plainly(host ? Effect::Kind::ServeFromHost : Effect::Kind::LastResort, *request);
     }

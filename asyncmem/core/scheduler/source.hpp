@@ -117,6 +117,7 @@ struct Job {
     Change change{};
     bool reclaims = false;  // idle memory goes back, perhaps after a wait for its uses
     uint64_t leaving = 0;   // bytes of it
+    bool splits = false;    // large handles become small ones
     bool patient = false;   // a wait that growth chose
 };
 
@@ -190,6 +191,7 @@ public:
     virtual Decision reclaim(uint64_t) { return {}; }
     // Addresses that memory has vacated are to be unmapped: those that the device is done with, and whether there are any.
     virtual Decision unmap_vacated(double) { return {}; }
+    virtual Decision split(double) { return {}; }  // large handles that nobody uses become small ones
     virtual bool has_vacated() const { return false; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;

@@ -159,6 +159,7 @@ double Scheduler::end_beat(double now) {
         pump(now);
     }
     start(source_->unmap_vacated(now), nullptr, Means::Ask);
+    if (!split_job_ && !capturing_ && !closed_ && start(source_->split(now), nullptr, Means::Ask)) split_job_ = last_job_;
     beating_ = quiet_beats_ < most_quiet || source_->has_vacated();
     return !beating_ ? never : source_->tight() ? tight_pause : pause;
 }
