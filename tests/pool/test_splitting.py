@@ -156,4 +156,7 @@ def test_a_split_that_fails_loses_no_more_than_the_device_kept(done: tuple[int, 
     pages.scheduler.remapped(effect.job, 0, unmapped, mapped, 1.0, out_of_memory=True)
     gone = sum(nbytes for _, nbytes in effect.out[:unmapped]) - sum(nbytes for _, nbytes in effect.into[:mapped])
     assert pages.heap.reserved() == reserved - gone
+    assert pages.beat(2.0) == []  # the device is full
+    pages.scheduler.tick(2.0)
+    assert pages.beat(3.0)
     pages.heap.check()

@@ -141,7 +141,7 @@ public:
 
     // What came in large handles, when calls were dear, can move in small ones later, where free memory did not serve.
     Decision split(double now) override {
-        bool may = policy_.take_back && !policy_.limited && now >= rest_until_ && beats_to_split_;
+        bool may = policy_.take_back && !policy_.limited && !refuses() && now >= rest_until_ && beats_to_split_;
         if (!may || called_ > spare_time * policy_.dear * (now - lifetime_.began)) return {};
         --beats_to_split_;
         Change change;

@@ -141,7 +141,7 @@ struct Lifetime {
     double patience(const Policy& policy, double now) const {
         return policy.patience_share < never ? policy.patience_share * (now - began) : policy.patience;
     }
-    bool may_move(double now, double share, double grace = 0) const { return moved <= grace + share * (now - began); }
+    bool may_move(double now, double share) const { return moved <= share * (now - began); }
 };
 
 class Source {
