@@ -296,7 +296,8 @@ private:
         double before = tally_.bill.us;
         uint64_t address = next_address_, had = 0;
         for (const Piece& one : effect.returns) {
-            pay(direct ? Call::Free : Call::FreeAsync, one.nbytes);
+            // What goes back in a stream's order is not unmapped, so a large one costs what a small one does.
+            pay(direct ? Call::Free : Call::FreeAsync, effect.joins ? 0 : one.nbytes);
             if (effect.joins) address = std::min(address, one.address), had += one.nbytes;
         }
         if (!effect.returns.empty()) scheduler_->trimmed(effect.job, effect.returns.size(), seconds());
