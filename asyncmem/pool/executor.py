@@ -189,24 +189,27 @@ class Executor:
                 with suppress(DeviceError):  # what the device does not take is offered again
                     self._trim(effect)
             stream = self._fit_stream(effect.stream)
-            segment = self._join(effect, stream) if effect.joins else self._take(effect.need, effect.nbytes, stream)
+            segments = self._join(effect, stream) if effect.joins else self._take(effect.need, effect.nbytes, stream)
         except BaseException:
             scheduler.grow_failed(effect.job, self._core.time)
             raise
-        if segment is None:
+        if not segments:
             scheduler.grow_failed(effect.job, self._core.time, out_of_memory=effect.need > 0)
             return
         if self._device.checker is not None:
-            self._device.checker.open_segment(segment.address, segment.nbytes)
-        self._finish(partial(self._grew, effect, segment, stream, started))
+            for one in segments:
+                self._device.checker.open_segment(one.address, one.nbytes)
+        self._finish(partial(self._grew, effect, segments, stream, started))
 
-    def _grew(self, effect: Effect, segment: Segment, stream: int, started: float) -> None:
-        self._make_ready([(segment.address, segment.nbytes)], stream)
+    def _grew(self, effect: Effect, segments: Sequence[Segment], stream: int, started: float) -> None:
+        self._make_ready([(one.address, one.nbytes) for one in segments], stream)
         seconds = self.clock() - started
-        self._core.note(Kind.GREW, 0, segment.nbytes, segment.address, seconds)  # before anything is had from it
+        for one in segments:
+            self._core.note(Kind.GREW, 0, one.nbytes, one.address, seconds)  # before anything is had from it
+        first, *rest = segments
         self._core.scheduler.grew(
-            effect.job, segment.address, segment.nbytes, stream, self._core.time,
-            ready=stream == self._quiet, seconds=seconds,
+            effect.job, first.address, first.nbytes, stream, self._core.time,
+            ready=stream == self._quiet, seconds=seconds, rest=rest[0].address if rest else 0,
         )  # fmt: skip
 
     def _fit_stream(self, number: int) -> int:
@@ -220,17 +223,17 @@ class Executor:
             fit = False
         return number if fit else self.quiet()
 
-    def _take(self, need: int, wanted: int, stream: int) -> Segment | None:
-        # Returns as much as is wanted, else as is needed; None where the device has less.
+    def _take(self, need: int, wanted: int, stream: int) -> list[Segment]:
+        # Returns as much as is wanted, else as is needed; nothing where the device has less.
         self._finish_rest()
         with self._spare(need, wanted) as granted:
             spare = granted
             for nbytes in sorted({wanted, need}, reverse=True):
                 if need <= nbytes <= spare:
                     with suppress(OutOfMemoryError):
-                        return self._allocate(nbytes, stream)
+                        return [self._allocate(nbytes, stream)]
                     spare = min(spare, self._ask() - self._pool.min_free)
-        return None
+        return []
 
     def _allocate(self, nbytes: int, stream: int) -> Segment:
         kind = self._pool.options.segments
@@ -240,8 +243,8 @@ class Executor:
         self._count(segment.nbytes)
         return segment
 
-    def _join(self, effect: Effect, stream: int) -> Segment | None:
-        """Have segments that lie side by side as one: the device joins what goes back in one stream's order."""
+    def _join(self, effect: Effect, stream: int) -> list[Segment]:
+        """Have segments side by side as one, or as two: the device joins what goes back in one stream's order."""
         on, gone = self._retire.streams[stream], 0
         try:
             if on is not None and stream == effect.stream:
@@ -252,9 +255,20 @@ class Executor:
             self._core.scheduler.trimmed(effect.job, gone, self._core.time)
         if gone:
             with suppress(OutOfMemoryError):
-                return self._allocate(effect.nbytes, stream)
-            return None
-        return self._take(effect.need, effect.need, stream) if effect.need else None
+                first = self._allocate(effect.nbytes, stream)
+                return [first, *self._take_rest(effect.rest, first, stream)]
+            return []
+        return self._take(effect.need, effect.need, stream) if effect.need else []
+
+    def _take_rest(self, nbytes: int, first: Segment, stream: int) -> list[Segment]:
+        # Where the device does not give it, it keeps it for what comes next.
+        try:
+            return [self._allocate(nbytes, stream)] if nbytes else []
+        except (DeviceError, OutOfMemoryError):
+            return []
+        except BaseException:
+            self._give_back(first.address, first.nbytes, self._device.free_segment)
+            raise
 
     @contextmanager
     def _spare(self, need: int, wanted: int) -> Iterator[int]:

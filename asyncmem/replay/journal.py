@@ -40,7 +40,7 @@ SCHEDULER: Final = {
     "asleep": ("request", "owner", "now"), "awake": ("request",),
     "hold": ("owner", "block"), "release": ("hold",), "forget_owner": ("owner",),
     "freed": ("flags", "now"), "looked": ("found", "now"),
-    "grew": ("job", "address", "nbytes", "stream", "ready", "now", "seconds"),
+    "grew": ("job", "address", "nbytes", "stream", "ready", "now", "seconds", "rest"),
     "grow_failed": ("job", "out_of_memory", "now"), "trimmed": ("job", "count", "now"),
     "remapped": ("job", "moved", "unmapped", "mapped", "out_of_memory", "now", "seconds"),
     "waited": ("job", "seen", "now"),
@@ -67,7 +67,7 @@ _TIMERS: Final = {"deadline", "quiet"}
 """Effects that say when, and not for how long."""
 _MOST_PAGES: Final = 1 << 26
 _LEVELS: Final = ("", "from its stream's cache", "from the shared cache", "from free memory")
-_REASONS: Final = ("", "no memory", "over a limit", "behind a gate", "no pages")
+_REASONS: Final = ("", "no memory", "over a limit", "behind a gate", "no pages", "of an uncut segment")
 _SIZES: Final = {
     "need", "limit", "keep", "page", "granule", "granularity", "segment_size", "small_limit", "ready",
     "stream_cache_bytes", "shared_cache_bytes",

@@ -112,9 +112,67 @@ def test_they_are_joined_while_nobody_asks(fake: FakeDriver, make_pool: MakePool
         time.sleep(0.001)
     assert pool.stats().segments == 1
     made = fake.counts()["cuMemAllocFromPoolAsync"]
-    pool.allocate(12 * MIB, stream=stream).free()
+    pool.allocate(16 * MIB, stream=stream).free()
     assert (fake.counts()["cuMemAllocFromPoolAsync"], pool.stats().reserved_bytes) == (made, 16 * MIB)
     fake.release()
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_large_request_has_a_segment_of_its_own_cut_from_the_last(fake: FakeDriver, make_pool: MakePool) -> None:
+    """Nothing is waited for, and what it leaves is extended by what the next one lacks, with the bytes written last."""
+    pool = make_pool()
+    stream = pool.device.create_stream("own")
+    fake.hold(stream.handle)
+    whole = pool.allocate(24 * MIB, stream=stream)
+    address = whole.address
+    pool.device.fill(address, whole.nbytes, 1, stream)
+    whole.free()
+    part = pool.allocate(10 * MIB, stream=stream)
+    pool.device.fill(part.address, part.nbytes, 2, stream)
+    assert (part.address, pool.stats().reserved_bytes, pool.stats().segments) == (address, 24 * MIB, 2)
+    rest = pool.allocate(20 * MIB, stream=stream)
+    assert (rest.address, pool.stats().reserved_bytes) == (address + 10 * MIB, 30 * MIB)
+    pool.device.fill(rest.address, rest.nbytes, 3, stream)
+    fake.release()
+    back = bytearray(10 * MIB)
+    pool.device.copy_out(memoryview(back), part.address, stream)
+    stream.synchronize_blocking()
+    assert back == bytes([2]) * len(back)
+    part.free()
+    rest.free()
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("code", [1, 2], ids=["failed", "out of memory"])
+def test_a_rest_that_does_not_come_stays_with_the_driver(fake: FakeDriver, make_pool: MakePool, code: int) -> None:
+    """The request has its part, and the rest counts as reserved no more; the next growth takes it from there."""
+    pool = make_pool()
+    stream = pool.device.create_stream("own")
+    whole = pool.allocate(24 * MIB, stream=stream)
+    address = whole.address
+    whole.free()
+    fake.fail("cuMemAllocFromPoolAsync", 2, code=code)
+    with pool.allocate(10 * MIB, stream=stream) as part:
+        assert (part.address, pool.stats().reserved_bytes) == (address, 10 * MIB)
+        with pool.allocate(14 * MIB, stream=stream) as rest:
+            assert (rest.address, pool.stats().reserved_bytes) == (address + 10 * MIB, 24 * MIB)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("call", "nth"), [("cuMemFreeAsync", 1), ("cuMemAllocFromPoolAsync", 1)])
+def test_a_driver_that_fails_to_cut_leaves_nothing_behind(
+    fake: FakeDriver, make_pool: MakePool, call: str, nth: int
+) -> None:
+    """Whoever asked is told, and the next one is served."""
+    pool = make_pool()
+    stream = pool.device.create_stream("own")
+    pool.allocate(24 * MIB, stream=stream).free()
+    fake.fail(call, nth, code=1)
+    with pytest.raises(DeviceError, match=call):
+        pool.allocate(10 * MIB, stream=stream)
+    pool.check()
+    with pool.allocate(10 * MIB, stream=stream) as buffer:
+        assert buffer.nbytes == 10 * MIB
 
 
 @pytest.mark.usefixtures("asked")

@@ -457,10 +457,36 @@ def test_the_last_segment_grows_by_what_a_request_lacks() -> None:
     assert replay(used.trace(), Policy("stream_ordered"), LATE).peak_reserved == 250 * MIB
 
 
+@pytest.mark.parametrize(("part", "more", "reserved"), [(80, 150, 230), (26, 190, 216), (24, 190, 390), (80, 120, 200)])
+def test_what_a_large_request_leaves_of_the_last_segment_is_extended(part: int, more: int, reserved: int) -> None:
+    """One from an eighth of what is reserved cuts the last segment, so the rest serves more than its size."""
+    program = Program().take("a", 200 * MIB).free("a").take("b", part * MIB).take("c", more * MIB)
+    assert replay(program.trace(), Policy("stream_ordered"), LATE).peak_reserved == reserved * MIB
+    kept = replay(program.trace(), Policy.parse("stream_ordered,take_back=off"), LATE).peak_reserved
+    assert kept == (200 if part + more <= 200 else 200 + more) * MIB
+
+
+@pytest.mark.parametrize(("stream", "reserved"), [(0, 352), (1, 230)])
+def test_nothing_is_cut_where_two_streams_work(stream: int, reserved: int) -> None:
+    """What is cut off would be one stream's first. Stream 0 counts only once memory has come for it."""
+    program = Program().take("small", 1000, stream=stream).take("a", 200 * MIB, stream=1).free("a", stream=1)
+    trace = program.take("b", 80 * MIB, stream=1).take("c", 150 * MIB, stream=1).trace()
+    assert replay(trace, Policy("stream_ordered"), LATE).peak_reserved == (reserved + 2 * (stream == 1)) * MIB
+
+
+def test_a_segment_of_just_the_size_is_not_cut() -> None:
+    """It serves its request without a call of the driver, again and again."""
+    program = Program().take("a", 99 * MIB + 1000)
+    for _ in range(9):
+        program.free("a").take("a", 99 * MIB + 1000)
+    one = replay(program.trace(), Policy("stream_ordered"), LATE)
+    assert (one.misses, one.driver_calls["cuMemAllocAsync"]) == (1, 1)
+
+
 def test_neighbours_are_joined_while_they_are_free() -> None:
     """So a large hole is there when blocks of other sizes come, and nothing that is small is in its way."""
     program = Program().take("a", 60 * MIB).take("b", 60 * MIB).free("a", "b").at(10 * MS)
-    one = replay(program.take("c", 40 * MIB).take("d", 80 * MIB).trace(), Policy("stream_ordered"), LATE)
+    one = replay(program.take("c", 14 * MIB).take("d", 106 * MIB).trace(), Policy("stream_ordered"), LATE)
     assert (one.peak_reserved, one.misses) == (120 * MIB, 2)
 
 

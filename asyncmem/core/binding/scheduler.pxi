@@ -21,6 +21,7 @@ cdef class Effect:
         joins: Of growth: whether `returns` go back in the order of `stream` and lie side by side, where what comes will lie.
         nbytes: Of growth: what to ask for. Of remapping and spilling: the bytes it takes.
         need: Of growth and of remapping: the least that is of use.
+        rest: Of growth: what of `returns` comes as a second segment, 0 for none.
         arena, stream, account: The heap's numbers.
         seconds: How long to wait at most, or when.
         level: Of pressure: its level. Of the last resort: how often it has been tried.
@@ -33,7 +34,7 @@ cdef class Effect:
     """
 
     cdef readonly str kind
-    cdef readonly uint64_t request, job, nbytes, need
+    cdef readonly uint64_t request, job, nbytes, need, rest
     cdef readonly uint32_t arena, stream, account
     cdef readonly int level
     cdef readonly bint by_caller, joins
@@ -43,7 +44,7 @@ cdef class Effect:
 
     def __repr__(self):
         fields = []
-        for name in ("request", "job", "nbytes", "need", "arena", "stream", "account", "level", "streams", "returns", "uses",
+        for name in ("request", "job", "nbytes", "need", "rest", "arena", "stream", "account", "level", "streams", "returns", "uses",
                      "moves", "out", "into", "vacated"):
             value = getattr(self, name)
             if value:
@@ -57,7 +58,7 @@ cdef Effect _effect_out(const CEffect& effect):
     made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
     made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
     made.level, made.by_caller, made.seconds, made.vacated = effect.level, effect.by_caller, effect.seconds, effect.vacated
-    made.joins = effect.joins
+    made.joins, made.rest = effect.joins, effect.rest
     made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
     made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))
                           for i in range(effect.returns.size())])
@@ -220,9 +221,11 @@ cdef class Scheduler:
         """Note that fences were polled, of which `found` were done."""
         self.c.looked(found, now)
 
-    def grew(self, job, address, nbytes, stream, now, *, ready=False, seconds=0.0):
-        """Note that a growth has brought a segment."""
-        self.c.grew(job, _whole(address, "address"), _whole(nbytes, "nbytes"), stream, ready, now, seconds)
+    def grew(self, job, address, nbytes, stream, now, *, ready=False, seconds=0.0, rest=0):
+        """Note that a growth has brought a segment, and at the address `rest` the rest of what that was cut from."""
+        self.c.grew(
+            job, _whole(address, "address"), _whole(nbytes, "nbytes"), stream, ready, now, seconds, _whole(rest, "address")
+        )
 
     def grow_failed(self, job, now, *, out_of_memory=False):
         """Note that a growth has failed."""

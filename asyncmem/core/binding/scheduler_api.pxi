@@ -54,7 +54,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         bint by_caller, joins
         uint8_t level
         uint32_t arena, stream, account
-        uint64_t request, job, nbytes, need
+        uint64_t request, job, nbytes, need, rest
         double seconds
         vector[uint32_t] streams
         vector[CPiece] returns
@@ -121,7 +121,8 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         vector[Stuck] stuck()
         void freed(uint32_t flags, double now) except +
         void looked(uint64_t found, double now) except +
-        void grew(uint64_t job, uint64_t address, uint64_t nbytes, uint32_t stream, bint ready, double now, double seconds) except +
+        void grew(uint64_t job, uint64_t address, uint64_t nbytes, uint32_t stream, bint ready, double now, double seconds,
+                  uint64_t rest) except +
         void grow_failed(uint64_t job, bint out_of_memory, double now) except +
         void trimmed(uint64_t job, size_t count, double now) except +
         void remapped(uint64_t job, size_t moved, size_t unmapped, size_t mapped, bint out_of_memory, double now, double seconds) except +

@@ -43,6 +43,8 @@ public:
     uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
     Entries remove_segment(uint32_t segment);
     void place_from(uint64_t nbytes);  // blocks of so many bytes or more are not cached from now on
+    // Takes of so many bytes or more miss rather than leave `least` or more of the segment that ends there, while it is free.
+    void keep_whole(uint64_t end, uint64_t nbytes, uint64_t least);
     void go_around(bool around);  // whether takes find memory wherever it lies, or by addresses alone
     std::vector<SegmentInfo> segments() const;
     std::vector<Piece> empty_segments() const;
@@ -176,6 +178,8 @@ private:
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
         bool bare = false;  // a block was found, and memory is missing behind it
+        bool cuts = true;   // the segment that stays whole will do as well
+        bool uncut = false;  // a block was found, and is that segment
     };
     // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
     static constexpr uint32_t narrow = 32, wide = 4096;
@@ -238,6 +242,7 @@ private:
     BlockId oldest_of(const Arena& arena, Search& search) const;
     uint64_t age_of(const Node& node, uint32_t taker) const;
     BlockId place(const Ask& ask, Search& search);
+    bool stays_whole(const Node& hole, uint64_t granules) const;
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome);
     BlockId place_at(const Segment& range, uint64_t address, Search& search);
@@ -419,6 +424,7 @@ private:
     // The smallest page there is, or what place_from() says. Where memory comes and goes, blocks from there on are placed each
     // time: cached, they would keep it from that.
     uint64_t paged_from_ = UINT64_MAX;  // granules
+    uint64_t whole_end_ = 0, whole_from_ = UINT64_MAX, whole_least_ = 0;  // of what stays whole: its address, and granules
     bool around_ = false;
     uint64_t live_low_ = 0, live_high_ = no_limit;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;

@@ -222,6 +222,8 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
     if (!block) return 0;
     const Node& hole = nodes_[block];
     if (deferred_.count && nodes_[hole.before].state == State::Pending) [[unlikely]] coalesce();
+    search.uncut = !search.cuts && search.granules >= whole_from_ && stays_whole(hole, search.granules);
+    if (search.uncut) [[unlikely]] return 0;
     search.bare = hole.bare && bare_pages(hole, search.granules << shift_);
     if (search.bare) return 0;
     if (hole.granules == search.granules || hole.more) [[unlikely]] {
@@ -234,9 +236,16 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
     return block;
 }
 
+// Whether a hole is the segment that stays whole, and much would be left of it.
+[[gnu::noinline]] bool Heap::stays_whole(const Node& hole, uint64_t granules) const {
+    bool last = hole.arena == 1 && hole.address + bytes(hole) == whole_end_;
+    return last && !hole.before && !hole.after && hole.granules - granules >= whole_least_;
+}
+
 // What take() finds beyond the caches.
 [[gnu::flatten]] BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
     Search search{granules, ask.stream, Bound::Done, narrow};
+    search.cuts = ask.cuts;
     if (deferred_.count) {
         if (deferred_.out || deferred_.lone()) coalesce();
         sync_index();
@@ -250,7 +259,7 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
         deferred_.out = block;
         deferred_.out_deferred = false;
     } else {
-        outcome.reason = search.bare || has_spot(ask, granules) ? NoPages : NoMemory;
+        outcome.reason = search.uncut ? Uncut : search.bare || has_spot(ask, granules) ? NoPages : NoMemory;
         ++total_.misses;
     }
     return block;

@@ -72,6 +72,13 @@ uint32_t Heap::add_range(Segment range, uint64_t epoch, uint32_t stream) {
     return id;
 }
 
+void Heap::keep_whole(uint64_t end, uint64_t nbytes, uint64_t least) {
+    std::lock_guard lock(lock_);
+    whole_end_ = end;
+    whole_from_ = nbytes >> shift_;
+    whole_least_ = least >> shift_;
+}
+
 Entries Heap::remove_segment(uint32_t segment) {
     Coalesced coalesced(*this);
     if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container || segments_[segment].space)

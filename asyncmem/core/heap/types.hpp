@@ -22,7 +22,8 @@ constexpr uint64_t nowhere = UINT64_MAX;  // no address
 constexpr uint64_t largest_handle = uint64_t{2} << 30;  // the longest call for one, its release, takes some 2 ms
 constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger than one of them
 
-enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
+// NoPages: there are addresses, but not all of the memory. Uncut: what was found is the segment that stays whole.
+enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages, Uncut };
 // How far another stream must have come with a block that a request may get: done with it, or only fenced, or anything.
 enum class Bound : uint8_t { Done, Recorded, Any };
 enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2 };
@@ -42,6 +43,7 @@ struct Ask {
     uint32_t account = 0;
     int32_t arena = -1;     // -1: by size
     bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
+    bool cuts = false;      // the segment that stays whole will do as well
     bool fast = false;      // by the fast path: refused while a gate is closed, unless that is ajar
     bool again = false;     // asked before: the caches learn nothing from it
     bool caused = false;    // the log is read, and `cause` says for it who asks

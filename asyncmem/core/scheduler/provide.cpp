@@ -9,6 +9,7 @@ namespace asyncmem::scheduler {
 
 // From what is mapped, in the order of what it costs: the stream's own, what is done with, another stream's.
 bool Scheduler::take(Request& request) {
+    request.uncut = false;
     if (request.share->arena == -1 && !source_->may_hold(request.total)) return false;
     bool found = find(request);
     request.ask.again = true;  // what is tried while it waits says nothing about what programs ask for
@@ -21,6 +22,7 @@ bool Scheduler::find(Request& request) {
                      (request.terms.effort == Effort::Take || !source_->keeps_apart(request));
     auto lacks_pages = [&] { return lacks_pages_ && !request.pressed; };
     if (find_block(request, false)) return true;
+    if (request.uncut) return false;
     if (request.share->arena != -1 && heap_.merge(request.share->arena) && find_block(request, false)) return true;
     if (policy_.paged && may_order && take_foreign(request, false)) return true;
     if (lacks_pages()) return false;
@@ -35,6 +37,7 @@ bool Scheduler::find(Request& request) {
 Ask Scheduler::ask_for(const Request& request, bool anywhere) const {
     Ask ask = request.ask;
     ask.anywhere = anywhere;
+    ask.cuts = request.cut || request.terms.captured || request.terms.effort != Effort::All;
     if (ask.caused) {
         ask.cause.missed = request.noted;
         ask.cause.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
@@ -55,6 +58,7 @@ bool Scheduler::find_block(Request& request, bool anywhere) {
     }
     if (!found) request.blocks.clear();
     lacks_pages_ = outcome.reason == NoPages;
+    request.uncut = outcome.reason == Uncut;
     if (outcome.flags & LiveCrossed) look_at_pressure();
     return found;
 }
@@ -159,11 +163,12 @@ Job Scheduler::end_job(JobId id) {
     return job;
 }
 
-void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds) {
-    ASYNCMEM_ENTER(grew, id, address, nbytes, stream, ready, now, seconds);
+void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds,
+                     uint64_t rest) {
+    ASYNCMEM_ENTER(grew, id, address, nbytes, stream, ready, now, seconds, rest);
     Job job = end_job(id);
     root_->overtaken += heap_.close_up();  // the fast path takes nothing of what comes
-    source_->grew(job, address, nbytes, stream, ready, seconds);
+    source_->grew(job, address, nbytes, rest, stream, ready, seconds);
     look_at_pressure();
     pump(now);
 }

@@ -301,12 +301,15 @@ private:
             if (effect.joins) address = std::min(address, one.address), had += one.nbytes;
         }
         if (!effect.returns.empty()) scheduler_->trimmed(effect.job, effect.returns.size(), seconds());
-        uint64_t more = effect.nbytes - had;
+        uint64_t whole = effect.nbytes + effect.rest, more = whole - had;
         if (more) pay(direct ? Call::Alloc : Call::AllocAsync, more);
         if (had) pay(Call::AllocAsync, 0);  // of what the device's pool has by then
+        if (effect.rest) pay(Call::AllocAsync, 0);
         timeline_.touch(effect.stream);
-        next_address_ = std::max(next_address_, address + effect.nbytes + (setup_.policy.joins ? 0 : setup_.policy.page));
-        scheduler_->grew(effect.job, address, effect.nbytes, effect.stream, false, seconds(), (tally_.bill.us - before) * 1e-6);
+        next_address_ = std::max(next_address_, address + whole + (setup_.policy.joins ? 0 : setup_.policy.page));
+        uint64_t rest = effect.rest ? address + effect.nbytes : 0;
+        double spent = (tally_.bill.us - before) * 1e-6;
+        scheduler_->grew(effect.job, address, effect.nbytes, effect.stream, false, seconds(), spent, rest);
         tally_.peak_reserved = std::max(tally_.peak_reserved, reserved());
     }
 

@@ -110,6 +110,8 @@ struct Request {
     bool making = false;               // what the last try came to: something is under way for it
     bool pressed = false;              // it takes what it would rather leave: there is nothing better
     bool patient = false;              // it has waited rather than have more reserved than ever
+    bool uncut = false;                // what it found is the segment that stays whole, of which it would need a part
+    bool cut = false;                  // that segment was to be cut for it, which is tried once
     bool settled = false;              // captured: the host has waited for free memory for its sake
     bool unordered = false;            // its stream could not be ordered behind others' uses
     int64_t key = 0;                   // place in the order: bytes that had been queued before it, less its bonus
@@ -229,6 +231,7 @@ struct Effect {
     JobId job = 0;           // names it to the event that ends it
     uint64_t nbytes = 0;     // of growth: what to ask for
     uint64_t need = 0;       // of growth and of remapping: the least that is of use
+    uint64_t rest = 0;       // of growth that joins: what of `returns` comes as a second segment
     double seconds = 0;
     std::vector<uint32_t> streams{};
     std::vector<Piece> returns{};   // segments that have left the heap, and go back once their last uses are done
@@ -277,8 +280,9 @@ inline void put(std::string& text, const Effect& effect) {
     Fields fields(text);
     fields("kind", Effect::names[static_cast<size_t>(effect.kind)]);
     fields.known("request", effect.request).known("job", effect.job).known("by_caller", effect.by_caller);
-    fields.known("joins", effect.joins).known("nbytes", effect.nbytes).known("need", effect.need).known("arena", effect.arena);
-    fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
+    fields.known("joins", effect.joins).known("nbytes", effect.nbytes).known("need", effect.need);
+    fields.known("rest", effect.rest).known("arena", effect.arena).known("stream", effect.stream);
+    fields.known("account", effect.account).known("level", effect.level);
     fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
     fields.known("uses", effect.uses).known("moves", effect.moves).known("out", effect.out).known("into", effect.into);
     fields.known("vacated", effect.vacated);

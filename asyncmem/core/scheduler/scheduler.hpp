@@ -102,7 +102,9 @@ public:
     // -- events --------------------------------------------------------------------------------------------------------
     void freed(uint32_t flags, double now);
     void looked(uint64_t found, double now);
-    void grew(JobId job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds);
+    // `rest`: where the second segment lies, 0 for none.
+    void grew(JobId job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds,
+              uint64_t rest = 0);
     void grow_failed(JobId job, bool out_of_memory, double now);
     void trimmed(JobId job, size_t count, double now);
     void remapped(JobId job, size_t moved, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds);
@@ -145,6 +147,7 @@ private:
     Try attempt(Request& request);
     Try try_all(Request& request);
     Try provide(Request& request);
+    Try cut(Request& request);
     bool take(Request& request);
     bool find(Request& request);
     bool find_block(Request& request, bool anywhere);

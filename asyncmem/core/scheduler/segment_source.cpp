@@ -75,8 +75,8 @@ Decision Source::wait_patiently(const Request& request, const std::vector<Piece>
 
 namespace {
 
-// Segments that go back before more is reserved than ever: for this share of the pool's life, and no larger than so many
-// times what comes.
+// Segments that go back before more is reserved than ever, or are cut: for this share of the pool's life, and those that go
+// back no larger than so many times what comes.
 constexpr double exchange_share = 0.02;
 constexpr uint64_t uneven = 8;
 // A program that comes out a little short in each of its rounds would have its caches emptied every time, and is better off
@@ -147,6 +147,15 @@ public:
         return ordered(std::move(order), request.ask.stream);
     }
 
+    // Free segments in two, so that what the request leaves of them can be extended.
+    Decision cut(const Request& request, double now) override {
+        if (lifetime_.moved + shaped_ > exchange_share * (now - lifetime_.began)) return {};
+        std::vector<Piece> all = joinable(request.ask.stream);
+        auto [run, nbytes] = smallest_run(all, request.total, 1);
+        uint64_t part = up(request.total);
+        return run.empty() || nbytes <= part ? Decision{} : joined(run, 0, request.ask.stream, nbytes - part);
+    }
+
     Decision grow_part(const Request& request) override {
         if (request.pieces.size() < 2 || free() + left() < request.total) return {};
         uint64_t need = std::max(request.largest, request.total - std::min(request.total, free()));
@@ -181,6 +190,7 @@ public:
     }
 
     Decision join(uint32_t stream) override {
+        keep_last_whole();
         std::vector<Piece> all = joinable(stream);
         std::span<const Piece> found;
         each_run(all, [&](std::span<const Piece> run, uint64_t) {
@@ -195,22 +205,27 @@ public:
         return returns.empty() && stranded_.empty() ? Decision{} : give_back(std::move(returns));
     }
 
-    void grew(const Job& job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double seconds) override {
+    void grew(const Job& job, uint64_t address, uint64_t nbytes, uint64_t rest, uint32_t stream, bool ready,
+              double seconds) override {
         const Effect& order = job.effect;
-        coming_ -= order.nbytes;
-        heap_.add_segment(address, nbytes, order.arena, stream);
+        coming_ -= order.nbytes + order.rest;
+        add(address, nbytes, order.arena, stream);
+        if (rest) add(rest, order.rest, order.arena, stream);
         if (ready) heap_.mark_done(stream, heap_.close_epoch(stream));
-        in_arena_[order.arena] += nbytes;
-        end_ = std::max(end_, address + nbytes);
         last_stream_ = stream;
+        default_works_ |= stream == 0;
         note_peak();
-        if (order.joins) return;
+        keep_last_whole();
+        if (order.joins) {
+            shaped_ += seconds;
+            return;
+        }
         if (!order.returns.empty()) lifetime_.moved += seconds;
         ++grows;
     }
 
     void grow_failed(const Job& job, bool out_of_memory) override {
-        coming_ -= job.effect.nbytes;
+        coming_ -= job.effect.nbytes + job.effect.rest;
         if (out_of_memory) refused_ = job.effect.need;
     }
 
@@ -228,6 +243,7 @@ public:
         }
         returns.resize(count);
         if (count) refused_ = no_limit;
+        keep_last_whole();
     }
 
 protected:
@@ -269,42 +285,67 @@ private:
         }
     }
 
+    // The least memory that so many segments side by side, or more, have for a request, and how many bytes it is.
+    static std::pair<std::span<const Piece>, uint64_t> smallest_run(std::span<const Piece> all, uint64_t need, size_t count) {
+        std::span<const Piece> best;
+        uint64_t least = no_limit;
+        each_run(all, [&](std::span<const Piece> run, uint64_t nbytes) {
+            if (run.size() < count || nbytes < need || nbytes >= least) return;
+            best = run;
+            least = nbytes;
+        });
+        return {best, least};
+    }
+
     // The least memory that joined segments have for a request. Else the last ones are to serve it with what they lack, which the
     // device gives behind them; where it did not, all of it comes by itself.
     Decision join_for(const Request& request, const Effect& order) {
         std::vector<Piece> all = joinable(request.ask.stream);
-        std::span<const Piece> best;
-        uint64_t least = no_limit, last = 0;
+        auto [best, least] = smallest_run(all, order.need, 2);
+        if (!best.empty()) return joined(best, order.need, request.ask.stream);
+        uint64_t last = 0;
         each_run(all, [&](std::span<const Piece> run, uint64_t nbytes) {
             if (run.back().address + run.back().nbytes == end_) last = nbytes;
-            if (run.size() < 2 || nbytes < order.need || nbytes >= least) return;
-            best = run;
-            least = nbytes;
         });
-        if (!best.empty()) return joined(best, order.need, request.ask.stream);
         if (!last || last >= order.need || extended_ == request.id) return {};
         extended_ = request.id;
         return ordered(order_of(order.need - last, order.arena, 0), request.ask.stream);
     }
 
+    // Only the last segment can be extended, and only while all of it is free. So what needs a large part of it has a segment of
+    // its own, cut from there. What is cut is first one stream's, so that is for pools in which one stream does all the work.
+    void keep_last_whole() {
+        constexpr uint64_t part = 8;  // of what is reserved
+        bool cuts = policy_.joins && policy_.take_back && one_stream_works();
+        heap_.keep_whole(end_, cuts ? std::max(uncached, heap_.reserved() / part) : no_limit, policy_.granularity);
+    }
+
+    // Stream 0 is there in every pool, though no work may come on it.
+    bool one_stream_works() const { return heap_.stream_count() - !default_works_ <= 1; }
+
+    void add(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
+        heap_.add_segment(address, nbytes, arena, stream);
+        in_arena_[arena] += nbytes;
+        end_ = std::max(end_, address + nbytes);
+    }
+
     void keep(std::span<const Piece> pieces, uint32_t stream) {
         for (const Piece& one : pieces) {
             leaving_ -= one.nbytes;
-            in_arena_[1] += one.nbytes;
-            end_ = std::max(end_, one.address + one.nbytes);
-            heap_.add_segment(one.address, one.nbytes, 1, stream);
+            add(one.address, one.nbytes, 1, stream);
         }
     }
 
-    // One segment where these are.
-    Decision joined(std::span<const Piece> run, uint64_t need, uint32_t stream) {
-        Effect order{.kind = Effect::Kind::Grow, .joins = true, .arena = 1, .need = need};
+    // One segment where these are, or two, the second of `rest` bytes.
+    Decision joined(std::span<const Piece> run, uint64_t need, uint32_t stream, uint64_t rest = 0) {
+        Effect order{.kind = Effect::Kind::Grow, .joins = true, .arena = 1, .need = need, .rest = rest};
         order.returns = take_out({run.begin(), run.end()}, no_limit, 0);
         if (order.returns.size() < run.size()) {  // a thread took from one meanwhile
             keep(order.returns, stream);
             return {};
         }
         for (const Piece& one : order.returns) order.nbytes += one.nbytes;
+        order.nbytes -= rest;
         return ordered(std::move(order), stream);
     }
 
@@ -381,7 +422,7 @@ private:
 
     Decision ordered(Effect order, uint32_t stream) {
         if (order.nbytes == refused) return {};
-        coming_ += order.nbytes;
+        coming_ += order.nbytes + order.rest;
         order.stream = stream;
         return job_of(std::move(order));
     }
@@ -453,6 +494,8 @@ private:
     uint64_t in_arena_[2] = {};
     uint64_t end_ = 0;              // of the addresses that the device has given
     RequestId extended_ = 0;        // for which more was to come right behind there
+    double shaped_ = 0;             // seconds that it took to cut and to join
+    bool default_works_ = false;    // memory has come for stream 0
     uint32_t last_stream_ = 0;      // whose request brought the newest segment
     std::vector<Piece> stranded_;   // what the device did not take back
 };

@@ -158,12 +158,20 @@ Scheduler::Try Scheduler::try_all(Request& request) {
     }
 }
 
+// Have the part that a request needs of a segment as one of its own; where that cannot be, it has a part all the same.
+Scheduler::Try Scheduler::cut(Request& request) {
+    if (queue_job_ && !request.terms.calls) return Try::Making;
+    request.cut = true;
+    return start(source_->cut(request, now_), &request, Means::Grow) ? Try::Making : Try::Served;
+}
+
 // Do what can be done for a request that finds no memory, each time the first that helps. Served: it may find some now.
 Scheduler::Try Scheduler::provide(Request& request) {
     const Terms& terms = request.terms;
     if (terms.effort == Effort::Take) return Try::Blocked;
     request.missed = true;
     if (request.job) return Try::Making;
+    if (request.uncut) return cut(request);
     bool first = terms.effort == Effort::Tidy || (terms.calls && terms.on_loop);
     if (source_->should_tidy(request, first) && tidy()) return Try::Served;
     if (source_->should_flush(request) && flush()) return Try::Served;

@@ -170,6 +170,7 @@ public:
     // -- what to do for a request --------------------------------------------------------------------------------------
     virtual Decision patience(const Request& request, double now, bool looked) = 0;  // before more is reserved than ever
     virtual Decision grow(const Request& request, double now, bool looked) = 0;
+    virtual Decision cut(const Request&, double) { return {}; }         // free segments, so that it gets one of its own
     virtual Decision grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
     virtual Decision wait(const Request&, double) { return {}; }        // for what is idle and in use
     virtual Decision make_room(const Request& request, double now) = 0;  // give back, so that growth fits
@@ -182,8 +183,9 @@ public:
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
-    // Of segments: one came or did not; so many of the returns went back, and the others are offered again.
-    virtual void grew(const Job&, uint64_t, uint64_t, uint32_t, bool, double) {}
+    // Of segments: one came or did not, perhaps with the rest of what it was cut from; so many of the returns went back, and the
+    // others are offered again.
+    virtual void grew(const Job&, uint64_t, uint64_t, uint64_t, uint32_t, bool, double) {}
     virtual void grow_failed(const Job&, bool) {}
     virtual void trimmed(Job&, size_t) {}
     // Of pages: so many were moved, unmapped and mapped; and what follows the wait for the uses of idle memory.
