@@ -185,11 +185,14 @@ class Executor:
         started = self.clock()
         scheduler = self._core.scheduler
         try:
-            if effect.returns and not effect.joins:
-                with suppress(DeviceError):  # what the device does not take is offered again
-                    self._trim(effect)
-            stream = self._fit_stream(effect.stream)
-            segments = self._join(effect, stream) if effect.joins else self._take(effect.need, effect.nbytes, stream)
+            if effect.joins:
+                segments, stream = self._join(effect)
+            else:
+                if effect.returns:
+                    with suppress(DeviceError):  # what the device does not take is offered again
+                        self._trim(effect)
+                stream = self._fit_stream(effect.stream)
+                segments = self._take(effect.need, effect.nbytes, stream)
         except BaseException:
             scheduler.grow_failed(effect.job, self._core.time)
             raise
@@ -243,10 +246,12 @@ class Executor:
         self._count(segment.nbytes)
         return segment
 
-    def _join(self, effect: Effect, stream: int) -> list[Segment]:
+    def _join(self, effect: Effect) -> tuple[list[Segment], int]:
         """Have segments side by side as one, or as two: the device joins what goes back in one stream's order."""
-        on, gone = self._retire.streams[stream], 0
+        gone = 0
         try:
+            stream = self._fit_stream(effect.stream)
+            on = self._retire.streams[stream]
             if on is not None and stream == effect.stream:
                 for address, nbytes, _ in effect.returns:
                     self._give_back(address, nbytes, partial(self._device.free_segment_behind, stream=on))
@@ -256,9 +261,9 @@ class Executor:
         if gone:
             with suppress(OutOfMemoryError):
                 first = self._allocate(effect.nbytes, stream)
-                return [first, *self._take_rest(effect.rest, first, stream)]
-            return []
-        return self._take(effect.need, effect.need, stream) if effect.need else []
+                return [first, *self._take_rest(effect.rest, first, stream)], stream
+            return [], stream
+        return self._take(effect.need, effect.need, stream) if effect.need else [], stream
 
     def _take_rest(self, nbytes: int, first: Segment, stream: int) -> list[Segment]:
         # Where the device does not give it, it keeps it for what comes next.

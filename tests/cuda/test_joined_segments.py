@@ -176,6 +176,21 @@ def test_a_driver_that_fails_to_cut_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("asked")
+def test_a_stream_that_cannot_be_asked_loses_no_segment(fake: FakeDriver, make_pool: MakePool) -> None:
+    """Neither whether it is captured can be asked, nor another be had instead: what was to be joined serves on."""
+    pool = make_pool()
+    stream = pool.device.create_stream("own")
+    address = free_two(pool, stream)
+    fake.fail("cuStreamIsCapturing", 3)  # the request asks twice before
+    fake.fail("cuStreamCreate", code=999)
+    with pytest.raises(DeviceError, match="cuStreamCreate"):
+        pool.allocate(16 * MIB, stream=stream)
+    assert pool.stats().reserved_bytes == 16 * MIB
+    with pool.allocate(64 * MIB, stream=stream) as whole:
+        assert whole.address == address
+
+
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("call", "nth"), [("cuMemFreeAsync", 1), ("cuMemFreeAsync", 2), ("cuMemAllocFromPoolAsync", 1)]
 )
