@@ -1,9 +1,11 @@
 """Whichever call of the driver fails, a pool is usable or closed afterwards, and the driver holds nothing of it."""
 
 import random
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +13,7 @@ from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
+from asyncmem.pool.executor import Executor
 from tests.conservation import whole
 
 from .fake import FakeDriver
@@ -119,6 +122,35 @@ def test_calls_fail_at_random(fake: FakeDriver, gpu: Gpu, kind: str) -> None:
         for _ in range(10):
             fake.fail("*", random_.randrange(1, 300), random_.choice([2, 999]), times=random_.randrange(1, 4))
         survive(workload, fake)
+
+
+@pytest.mark.parametrize("kind", ["stream_ordered", "direct"])
+def test_what_a_lost_device_does_not_take_back_is_offered_now_and_then(
+    fake: FakeDriver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Neither the worker nor a thread that asks for it tries again at once, for ever."""
+    pool = AsyncMemoryPool(gpu, limit=LIMIT, segments=kind, min_free=0, stall_after=None)
+    offered = []
+    offer = Executor._give_back
+    monkeypatch.setattr(Executor, "_give_back", lambda *args: (offered.append(1), offer(*args)))
+    buffer = pool.allocate(MIB)
+    fake.lose()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets and nobody waits for
+        buffer.free()
+        pool.limit = MIB // 2
+        for _ in range(2):
+            with suppress(DeviceError):  # unless the worker is about to offer it
+                pool.empty_cache()
+        time.sleep(0.1)
+        assert len(offered) < 20
+        fake.devices(1)  # as no real device does, it comes back
+        until = time.monotonic() + 60
+        while pool.stats().reserved_bytes and time.monotonic() < until:
+            with suppress(DeviceError):
+                pool.empty_cache()
+    assert pool.stats().reserved_bytes == 0
+    pool.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

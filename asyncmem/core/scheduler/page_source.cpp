@@ -28,16 +28,11 @@ constexpr double spare_time = 0.6;           // times `dear`: as long as calls t
 constexpr uint64_t most_split = 16;          // into so many at once, for that memory can serve nobody meanwhile
 constexpr uint64_t much_free = 32;           // if one part in so many was free when more came, and
 constexpr uint32_t most_beats = 1000;        // in the next so many beats
-constexpr double rest = 0.25;                // seconds without a try after memory could not go back
 
 class PageSource final : public Source {
 public:
     using Source::Source;
 
-    void shift(double seconds) override {
-        Source::shift(seconds);
-        rest_until_ += seconds;
-    }
     bool may_hold(uint64_t) const override { return true; }  // memory comes for whatever has addresses
     bool should_flush(const Request& request) override { return !has_addresses(request); }
     bool should_tidy(const Request& request, bool first) override {
@@ -107,16 +102,16 @@ public:
         return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
-    Decision trim(uint64_t wanted, uint64_t keep, double now, bool vacated = false) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double now, bool asked = false) override {
         if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
-        if (vacated)
+        if (asked)
             for (const Vacated& one : vacated_)
                 for (const Entry& use : one.uses)
                     if (!is_done(use)) include(idle.uses, use);
-        if (!nbytes && (!vacated || vacated_.empty())) return {};
+        if (!nbytes && (!asked || vacated_.empty())) return {};
         Decision next = wait_for(std::move(idle.uses), never);
         if (!next) next = reclaim(nbytes);
         if (!next) return {};
@@ -415,7 +410,6 @@ private:
     };
 
     std::vector<Vacated> vacated_;
-    double rest_until_ = -never;
     uint64_t held_ = 0;  // the most that was reserved since memory went back
     double called_ = 0;  // seconds that the device's calls took
     uint64_t moved_handles_ = 0;  // in the time that moves took

@@ -184,7 +184,7 @@ void Scheduler::trimmed(JobId id, size_t count, double now) {
     auto found = jobs_.find(id);
     if (found == jobs_.end()) refuse_argument("no such job is under way");
     if (count > found->second.effect.returns.size()) refuse_argument("more went back than was to go");
-    source_->trimmed(found->second, count);
+    source_->trimmed(found->second, count, now);
     if (found->second.effect.kind == Effect::Kind::Trim) end_job(id);  // growth goes on
     ++version_;
     pump(now);

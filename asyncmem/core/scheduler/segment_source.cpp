@@ -200,9 +200,10 @@ public:
         return found.empty() ? Decision{} : joined(found, 0, stream);
     }
 
-    Decision trim(uint64_t wanted, uint64_t keep, double, bool) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double now, bool asked) override {
         std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
-        return returns.empty() && stranded_.empty() ? Decision{} : give_back(std::move(returns));
+        bool again = !stranded_.empty() && (asked || now >= rest_until_);
+        return returns.empty() && !again ? Decision{} : give_back(std::move(returns));
     }
 
     void grew(const Job& job, uint64_t address, uint64_t nbytes, uint64_t rest, uint32_t stream, bool ready,
@@ -229,7 +230,7 @@ public:
         if (out_of_memory) refused_ = job.effect.need;
     }
 
-    void trimmed(Job& job, size_t count) override {
+    void trimmed(Job& job, size_t count, double now) override {
         std::vector<Piece>& returns = job.effect.returns;
         if (job.effect.joins) keep(std::span(returns).subspan(count), job.effect.stream);
         for (size_t i = 0; i < returns.size(); ++i) {
@@ -237,6 +238,7 @@ public:
                 leaving_ -= returns[i].nbytes;
                 trims += !job.effect.joins;
             } else if (!job.effect.joins) {
+                rest_until_ = now + rest;
                 stranded_bytes_ += returns[i].nbytes;
                 stranded_.push_back(std::move(returns[i]));
             }

@@ -126,6 +126,8 @@ using Decision = std::optional<Job>;
 
 inline Job job_of(Effect effect) { return {.effect = std::move(effect)}; }
 
+constexpr double rest = 0.25;  // seconds without a try after memory could not go back
+
 // How much of the pool's life has gone into saving memory.
 struct Lifetime {
     double began = 0, waited = 0, moved = 0;
@@ -154,6 +156,7 @@ public:
     // The clock has changed by so much.
     virtual void shift(double seconds) {
         lifetime_.began += seconds;
+        rest_until_ += seconds;
         latency_.shift(seconds);
     }
 
@@ -178,8 +181,9 @@ public:
     // -- what to do without a request -----------------------------------------------------------------------------------
     virtual Decision grow_ahead(double now) = 0;
     virtual Decision join(uint32_t) { return {}; }  // what lies side by side, free in this stream's order, becomes one
-    // `no_limit` for all; with the `vacated` addresses, all of which a pool that ends must have unmapped.
-    virtual Decision trim(uint64_t wanted, uint64_t keep, double now, bool vacated = false) = 0;
+    // `no_limit` for all. Where that is `asked` for by name, with what the device has just refused to take back, and with the
+    // vacated addresses, all of which a pool that ends must have unmapped.
+    virtual Decision trim(uint64_t wanted, uint64_t keep, double now, bool asked = false) = 0;
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ public:
     // others are offered again.
     virtual void grew(const Job&, uint64_t, uint64_t, uint64_t, uint32_t, bool, double) {}
     virtual void grow_failed(const Job&, bool) {}
-    virtual void trimmed(Job&, size_t) {}
+    virtual void trimmed(Job&, size_t, double) {}
     // Of pages: so many were moved, unmapped and mapped; and what follows the wait for the uses of idle memory.
     virtual void remapped(Job&, size_t, size_t, size_t, bool, double, double) {}
     virtual Decision reclaim(uint64_t) { return {}; }
@@ -240,6 +244,7 @@ protected:
     uint64_t coming_ = 0, leaving_ = 0, stranded_bytes_ = 0;
     uint64_t refused_ = no_limit;  // the least that the device refused since something last changed
     uint64_t peak_ = 0;            // the most that was reserved
+    double rest_until_ = -never;   // until when nothing is tried again, as memory could not go back
 };
 
 std::unique_ptr<Source> make_source(Heap& heap, const Policy& policy, double now);
