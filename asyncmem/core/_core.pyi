@@ -790,6 +790,12 @@ class AddressedBuffers:
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""
 
+def look_out_for_end() -> bool:
+    """Look out for the end of a call that was left to another thread, for a moment; return whether one has ended."""
+
+def next_call(calls: SimpleQueue[Callable[[], None]]) -> Callable[[], None]:
+    """Say that a call has ended, and return the next one of a queue (blocks); looks out for it before it sleeps."""
+
 def replay_steps(
     columns: Sequence[object],
     *,

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.core import Core, Kind
+from asyncmem.core import Core, Kind, look_out_for_end
 from asyncmem.devices import Stream
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
@@ -164,6 +164,8 @@ class OpenPool(Opened):
             self.core.serving.add(me)
             if self._loop_here() is not None:  # whose every turn waits for this
                 self.loop_blocking_calls += 1
+            if jobs is None:  # another thread has what there is
+                look_out_for_end()
             while not request.done():
                 if jobs:
                     self.executor.run(jobs.pop(0))

@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
 
+from asyncmem.core import look_out_for_end, next_call
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def uninterrupted(call: Callable[[], T]) -> T:
     ready_helper()
     idle_helpers.pop().put(latch)
     try:
+        look_out_for_end()
         return cast("T", latch.block())
     finally:
         latch.forget()
@@ -155,7 +157,7 @@ def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
 
 def _help(calls: queue.SimpleQueue[Call]) -> None:
     while True:
-        call = calls.get()
+        call = next_call(calls)
         call()
         del call  # it may hold the last reference to a pool
         idle_helpers.append(calls)
