@@ -452,12 +452,16 @@ class OpenPool(Opened):
             self._copier.close(0)
 
     def _release_rest(self) -> None:
+        outcome = Latch(self.release)
         try:
-            self.release()
+            outcome()
+            outcome.result()
         except DeviceError as error:
-            # The worker continues, because the caller of `close` may still wait for it; this reports the error.
+            # Who closes the pool may wait no more.
             alarm(f"pool {quoted(self.name)} is closed, and its memory could not go back: {error}", RuntimeWarning)
         finally:
+            for closer in self._closers:
+                closer.call = outcome.result
             self._open_closers()
 
     def break_down(self, error: BaseException) -> None:
