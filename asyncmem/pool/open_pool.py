@@ -164,7 +164,7 @@ class OpenPool(Opened):
             self.core.serving.add(me)
             if self._loop_here() is not None:  # whose every turn waits for this
                 self.loop_blocking_calls += 1
-            if jobs is None:  # another thread has what there is
+            if jobs is None:  # another thread makes the calls
                 look_out_for_end()
             while not request.done():
                 if jobs:
@@ -457,7 +457,7 @@ class OpenPool(Opened):
             outcome()
             outcome.result()
         except DeviceError as error:
-            # Who closes the pool may wait no more.
+            # Who closes the pool hears of it below, but may have waited no longer.
             alarm(f"pool {quoted(self.name)} is closed, and its memory could not go back: {error}", RuntimeWarning)
         finally:
             for closer in self._closers:

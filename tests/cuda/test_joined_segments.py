@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError
 from asyncmem.devices import Cuda, Stream
 from asyncmem.pool.open_pool import OpenPool
 from tests.conftest import close_pools
@@ -53,6 +53,14 @@ def free_two(pool: AsyncMemoryPool, stream: Stream) -> int:
     return address
 
 
+def read(buffer: Buffer, stream: Stream) -> bytes:
+    """Return what a buffer holds once the stream's work is done."""
+    back = bytearray(buffer.nbytes)
+    buffer.device.copy_out(memoryview(back), buffer.address, stream)
+    stream.synchronize_blocking()
+    return bytes(back)
+
+
 @pytest.mark.usefixtures("asked")
 def test_two_serve_a_request_as_large_as_both(fake: FakeDriver, make_pool: MakePool) -> None:
     """Nothing is waited for, no more is taken of the driver, and the bytes are those that were written last."""
@@ -66,10 +74,7 @@ def test_two_serve_a_request_as_large_as_both(fake: FakeDriver, make_pool: MakeP
     assert (stats.reserved_bytes, stats.segments) == (16 * MIB, 1)
     pool.device.fill(both.address, both.nbytes, 2, stream)
     fake.release()
-    back = bytearray(16 * MIB)
-    pool.device.copy_out(memoryview(back), both.address, stream)
-    stream.synchronize_blocking()
-    assert back == bytes([2]) * len(back)
+    assert read(both, stream) == bytes([2]) * (16 * MIB)
     both.free()
 
 
@@ -134,10 +139,7 @@ def test_a_large_request_has_a_segment_of_its_own_cut_from_the_last(fake: FakeDr
     assert (rest.address, pool.stats().reserved_bytes) == (address + 10 * MIB, 30 * MIB)
     pool.device.fill(rest.address, rest.nbytes, 3, stream)
     fake.release()
-    back = bytearray(10 * MIB)
-    pool.device.copy_out(memoryview(back), part.address, stream)
-    stream.synchronize_blocking()
-    assert back == bytes([2]) * len(back)
+    assert read(part, stream) == bytes([2]) * (10 * MIB)
     part.free()
     rest.free()
 

@@ -103,7 +103,7 @@ public:
     }
 
     Decision trim(uint64_t wanted, uint64_t keep, double now, bool asked = false) override {
-        if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
+        if (wanted != no_limit && now < pauses_until_) return {};  // it would fail again, and no request asks for it by name
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
@@ -131,12 +131,12 @@ public:
         return job;
     }
 
-    Decision unmap_vacated(double now) override { return now < rest_until_ ? Decision{} : carried_out({}); }
+    Decision unmap_vacated(double now) override { return now < pauses_until_ ? Decision{} : carried_out({}); }
     bool has_vacated() const override { return !vacated_.empty(); }
 
     // What came in large handles, when calls were dear, can move in small ones later, where free memory did not serve.
     Decision split(double now) override {
-        bool may = policy_.take_back && !policy_.limited && !refuses() && now >= rest_until_ && beats_to_split_;
+        bool may = policy_.take_back && !policy_.limited && !refuses() && now >= pauses_until_ && beats_to_split_;
         if (!may || called_ > spare_time * policy_.dear * (now - lifetime_.began)) return {};
         --beats_to_split_;
         Change change;
@@ -155,7 +155,7 @@ public:
     void waited(const Job& job, double now) override {
         if (job.reclaims) {
             leaving_ -= job.leaving;
-            rest_until_ = now + rest;
+            pauses_until_ = now + refused_pause;
         }
         Source::waited(job, now);
     }
@@ -202,7 +202,7 @@ public:
             moved_handles_ += effect.moves.size() + unmapped;
         }
         bool only_out = effect.moves.empty() && effect.into.empty();
-        if (only_out && unmapped < effect.out.size()) rest_until_ = now + rest;
+        if (only_out && unmapped < effect.out.size()) pauses_until_ = now + refused_pause;
         note_peak();
         held_ = job.reclaims ? heap_.reserved() : std::max(held_, heap_.reserved());
         let_go(job.change);

@@ -149,7 +149,7 @@ public:
 
     // Free segments in two, so that what the request leaves of them can be extended.
     Decision cut(const Request& request, double now) override {
-        if (lifetime_.moved + shaped_ > exchange_share * (now - lifetime_.began)) return {};
+        if (!lifetime_.may_cut(now, exchange_share)) return {};
         std::vector<Piece> all = joinable(request.ask.stream);
         auto [run, nbytes] = smallest_run(all, request.total, 1);
         uint64_t part = up(request.total);
@@ -202,7 +202,7 @@ public:
 
     Decision trim(uint64_t wanted, uint64_t keep, double now, bool asked) override {
         std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
-        bool again = !stranded_.empty() && (asked || now >= rest_until_);
+        bool again = !stranded_.empty() && (asked || now >= pauses_until_);
         return returns.empty() && !again ? Decision{} : give_back(std::move(returns));
     }
 
@@ -218,7 +218,7 @@ public:
         note_peak();
         keep_last_whole();
         if (order.joins) {
-            shaped_ += seconds;
+            lifetime_.shaped += seconds;
             return;
         }
         if (!order.returns.empty()) lifetime_.moved += seconds;
@@ -238,7 +238,7 @@ public:
                 leaving_ -= returns[i].nbytes;
                 trims += !job.effect.joins;
             } else if (!job.effect.joins) {
-                rest_until_ = now + rest;
+                pauses_until_ = now + refused_pause;
                 stranded_bytes_ += returns[i].nbytes;
                 stranded_.push_back(std::move(returns[i]));
             }
@@ -496,7 +496,6 @@ private:
     uint64_t in_arena_[2] = {};
     uint64_t end_ = 0;              // of the addresses that the device has given
     RequestId extended_ = 0;        // for which more was to come right behind there
-    double shaped_ = 0;             // seconds that it took to cut and to join
     bool default_works_ = false;    // memory has come for stream 0
     uint32_t last_stream_ = 0;      // whose request brought the newest segment
     std::vector<Piece> stranded_;   // what the device did not take back

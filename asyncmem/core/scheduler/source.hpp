@@ -126,11 +126,11 @@ using Decision = std::optional<Job>;
 
 inline Job job_of(Effect effect) { return {.effect = std::move(effect)}; }
 
-constexpr double rest = 0.25;  // seconds without a try after memory could not go back
+constexpr double refused_pause = 0.25;  // seconds without a try after memory could not go back
 
 // How much of the pool's life has gone into saving memory.
 struct Lifetime {
-    double began = 0, waited = 0, moved = 0;
+    double began = 0, waited = 0, moved = 0, shaped = 0;  // shaped: segments were joined and cut
 
     // Seconds that a request of this age may wait for memory that is about to be ready; 0 for none.
     double may_wait(const Policy& policy, double now, double age) const {
@@ -144,6 +144,7 @@ struct Lifetime {
         return policy.patience_share < never ? policy.patience_share * (now - began) : policy.patience;
     }
     bool may_move(double now, double share) const { return moved <= share * (now - began); }
+    bool may_cut(double now, double share) const { return moved + shaped <= share * (now - began); }
 };
 
 class Source {
@@ -156,7 +157,7 @@ public:
     // The clock has changed by so much.
     virtual void shift(double seconds) {
         lifetime_.began += seconds;
-        rest_until_ += seconds;
+        pauses_until_ += seconds;
         latency_.shift(seconds);
     }
 
@@ -244,7 +245,7 @@ protected:
     uint64_t coming_ = 0, leaving_ = 0, stranded_bytes_ = 0;
     uint64_t refused_ = no_limit;  // the least that the device refused since something last changed
     uint64_t peak_ = 0;            // the most that was reserved
-    double rest_until_ = -never;   // until when nothing is tried again, as memory could not go back
+    double pauses_until_ = -never;  // until when nothing is tried again, as memory could not go back
 };
 
 std::unique_ptr<Source> make_source(Heap& heap, const Policy& policy, double now);

@@ -1,6 +1,6 @@
 # Calls that the main thread leaves to others.
 
-cdef extern from "binding/handover.hpp" namespace "asyncmem" nogil:
+cdef extern from "binding/helpers.hpp" namespace "asyncmem" nogil:
     uint64_t calls_left()
     uint64_t calls_ended()
     bint leave_call(uint64_t ended)
