@@ -330,7 +330,9 @@ private:
     // there may fail a request.
     uint64_t parts_of(uint64_t nbytes, double now) const {
         if (policy_.limited) return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
-        uint64_t fine = (heap_.reserved() + coming_ + nbytes) / fine_parts;
+        uint64_t before = heap_.reserved() + coming_;
+        if (!before) return least_parts;  // a pool that has just opened has had no time for more
+        uint64_t fine = (before + nbytes) / fine_parts;
         uint64_t most = std::clamp(fine, nbytes / most_parts, nbytes / least_parts);
         most = static_cast<uint64_t>(std::min(static_cast<double>(most) * haste(now), static_cast<double>(nbytes)));
         return std::max<uint64_t>(1, nbytes / (most + 1));
