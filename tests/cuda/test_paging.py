@@ -61,6 +61,19 @@ class TestCalls:
         assert calls_of(fake, lambda: gpu.remap(there, [])) == {"cuMemUnmap": 1, "cuMemRelease": 2}
         gpu.unreserve(start, RANGE)
 
+    def test_on_a_full_card_what_was_unmapped_makes_room(self, fake: FakeDriver, gpu: Gpu) -> None:
+        """Memory of another size is made once the old is released, and not before."""
+        start = gpu.reserve(RANGE)
+        here, there = spans(start, 16), spans(start + 128 * MIB, 2, 4)
+        gpu.remap([], here)
+        fake.others(gpu.capacity - 16 * MIB)
+        assert gpu.remap(here, there).error is None
+        refused = gpu.remap(spans(start + 128 * MIB, 2), spans(start, 64))
+        assert isinstance(refused.error, OutOfMemoryError)
+        assert (refused.unmapped, refused.mapped, fake.used()) == (1, 0, 4 * MIB)
+        gpu.remap(there[1:], [])
+        gpu.unreserve(start, RANGE)
+
     def test_a_move_sets_access_at_its_new_address(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Neighbours there share the call; the memory is released with its last address."""
         start = gpu.reserve(RANGE)
@@ -138,7 +151,8 @@ class TestFaults:
             assert fake.used() == sum(nbytes for _, nbytes in there), f"after call {nth}"
             assert pair.remap(there, []).error is None
             assert fake.used() == 0
-        assert failed >= 14  # 3 stretches unmapped, 2 created, 5 mapped, 3 times access, 1 released
+        spared = 2 * ((code, times) == (OUT_OF_MEMORY, 1))  # then what was unmapped is released, and it is made after all
+        assert failed >= 14 - spared  # 3 stretches unmapped, 2 created, 5 mapped, 3 times access, 1 released
         pair.unreserve(start, RANGE)
 
     @pytest.mark.parametrize("times", [1, 2, 5])
@@ -183,7 +197,8 @@ class TestFaults:
             assert fake.used() == (4 + 2 + 64 + 2 + 8) * MIB, f"after call {nth}"
             assert pair.remap([*there, here[2], *into], []).error is None
             assert fake.used() == 0
-        assert failed >= 12  # 2 stretches moved by 3 mappings, 2 unmapped, 2 created, 2 mapped, 1 access, 1 released
+        spared = 2 * ((code, times) == (OUT_OF_MEMORY, 1))  # as above
+        assert failed >= 12 - spared  # 2 stretches moved by 3 mappings, 2 unmapped, 2 created, 2 mapped, 1 access, 1 released
         pair.unreserve(start, RANGE)
 
     def test_a_range_that_could_not_go_back_goes_back_the_next_time(self, fake: FakeDriver, pair: Gpu) -> None:
