@@ -580,6 +580,7 @@ class Ready(Awaiting, Coroutine[object, object, _T], Generic[_T]):
 class Request(Coroutine[object, object, _T], Generic[_T]):
     _elsewhere: Buffer | Batch | None
     _jobs: list[Effect] | None
+    _stood_in: bool
     _gate: SimpleQueue[None] | None
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
     @property

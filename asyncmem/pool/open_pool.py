@@ -164,11 +164,12 @@ class OpenPool(Opened):
             self.core.serving.add(me)
             if self._loop_here() is not None:  # whose every turn waits for this
                 self.loop_blocking_calls += 1
-            if jobs is None:  # another thread makes the calls
-                look_out_for_end()
             while not request.done():
                 if jobs:
                     self.executor.run(jobs.pop(0))
+                elif request._stood_in:
+                    request._stood_in = False
+                    look_out_for_end()
                 elif not waits and request._deadline is not None:
                     waits = True
                     request._asleep(me)

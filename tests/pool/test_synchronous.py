@@ -35,6 +35,18 @@ async def test_nor_does_one_on_a_loops_thread_hold_the_loop() -> None:
         assert pool.stats().loop_blocking_calls == 0
 
 
+def test_who_waits_for_others_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread looks out only for calls that another one makes for it, and for each of those."""
+    looks: list[float] = []
+    monkeypatch.setattr("asyncmem.pool.open_pool.look_out_for_end", lambda: looks.append(time.monotonic()))
+    with AsyncMemoryPool(Simulated("8 MiB"), limit="8 MiB", segment_size="8 MiB", min_free=0) as pool:
+        held = pool.allocate(8 * MIB)
+        assert len(looks) == 1
+        threading.Timer(0.05, held.free).start()
+        with pool.allocate(8 * MIB, timeout=60):
+            assert len(looks) == 1
+
+
 def test_a_lease_that_is_full_leaves_the_caches_of_the_pool_alone() -> None:
     """They hold nothing that lies in its range."""
     with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB", segment_size="16 MiB") as pool:

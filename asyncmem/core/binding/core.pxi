@@ -290,6 +290,7 @@ cdef class Core(Heap):
             request._gate.put(None)
         elif request is not None:
             aside = partial(self.executor.run, job)
+            request._stood_in = True
             if self.idle_helpers:
                 self.idle_helpers.pop().put(aside)
             else:

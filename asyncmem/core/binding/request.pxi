@@ -55,6 +55,7 @@ cdef class Request:
     cdef readonly object _holder  # the number of the owner that was named for it, or None
     cdef readonly object _timeout  # seconds, as given
     cdef public list _jobs  # what the caller's thread has to carry out; None once it has left
+    cdef public bint _stood_in  # another thread makes a call in place of the caller's
     cdef public object _gate  # what that thread blocks on
     cdef tuple sizes  # of a batch
     cdef object found, handed, failure
