@@ -16,8 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "asyncmem" / "core"
-HEAP = sorted(CORE.glob("heap/*.cpp"))
-SCHEDULER = sorted(CORE.glob("scheduler/*.cpp"))
+WHOLE = TESTS / "core.cpp"
 HISTORY, ROUTES = (TESTS / "sanitize" / f"{name}.cpp" for name in ("history", "routes"))
 GROWTH, THREADS = (TESTS / "scheduler" / f"{name}.cpp" for name in ("growth", "threads"))
 COMPILER = os.environ.get("CXX", "g++")
@@ -33,11 +32,10 @@ def build(sanitizers: str, drivers: list[Path], folder: Path) -> list[Path]:
     """Compile the core and its drivers, the files side by side, and return the programs."""
     flags = ["-std=c++20", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
     flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    objects = compile_all([*drivers, *HEAP, *(SCHEDULER if {GROWTH, THREADS} & {*drivers} else [])], flags, folder)
-    core = objects[len(drivers) :]
+    objects = compile_all([*drivers, WHOLE], flags, folder)
     programs = [folder / f"{sanitizers}-{driver.stem}" for driver in drivers]
     for driver, program in zip(objects, programs, strict=False):
-        subprocess.run([COMPILER, *flags, *map(str, [driver, *core]), "-o", str(program)], check=True)
+        subprocess.run([COMPILER, *flags, *map(str, [driver, objects[-1]]), "-o", str(program)], check=True)
     return programs
 
 
@@ -66,7 +64,7 @@ def run_python(folder: Path) -> int:
     )
     flags = ["-std=c++20", "-O1", "-g", "-fPIC", "-fvisibility=hidden", '-DCYTHON_EXTERN_C=extern "C"', f"-I{CORE}"]
     flags += [f"-I{sysconfig.get_path('include')}", "-fsanitize=thread"]
-    objects = compile_all([generated, *HEAP, *SCHEDULER], flags, folder)
+    objects = compile_all([generated, WHOLE], flags, folder)
     module = package / f"core/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     subprocess.run([COMPILER, "-shared", "-fsanitize=thread", *map(str, objects), "-o", str(module)], check=True)
     library = subprocess.run([COMPILER, "-print-file-name=libtsan.so"], capture_output=True, check=True, text=True)

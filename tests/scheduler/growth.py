@@ -13,16 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "asyncmem" / "core"
+WHOLE = ROOT / "tests" / "core.cpp"
 PROGRAMS = [Path(__file__).with_name(f"{name}.cpp") for name in ("growth", "threads")]
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
-SIDE_BY_SIDE = 2
 
 
 def build(folder: Path) -> Path:
-    """Compile, some files side by side, and return where the programs are, for the same sources from the last time."""
-    sources = [*PROGRAMS, *(one for one in sorted(CORE.rglob("*.cpp")) if one.name != "_core.cpp")]
-    read = [*sources, *sorted(CORE.rglob("*.hpp"))]
+    """Compile the files side by side, and return where the programs are, for the same sources from the last time."""
+    sources = [*PROGRAMS, WHOLE]
+    read = [*sources, *(one for one in sorted(CORE.rglob("*.?pp")) if one.name != "_core.cpp")]
     words = " ".join([COMPILER, *FLAGS]).encode()
     digest = hashlib.sha256(b"\0".join([words, *(one.read_bytes() for one in read)])).hexdigest()
     programs = folder / f"programs-{digest[:16]}"
@@ -30,27 +30,21 @@ def build(folder: Path) -> Path:
         return programs
     with tempfile.TemporaryDirectory(dir=folder) as drafts:
         objects = [Path(drafts) / f"{source.stem}.o" for source in sources]
-        jobs: list[subprocess.Popen[bytes]] = []
-        for source, target in zip(sources, objects, strict=True):
-            if len(jobs) == SIDE_BY_SIDE:
-                _end(jobs.pop(0))
-            jobs.append(subprocess.Popen([COMPILER, *FLAGS, "-c", str(source), "-o", str(target)]))
+        jobs = [
+            subprocess.Popen([COMPILER, *FLAGS, "-c", str(source), "-o", str(target)])
+            for source, target in zip(sources, objects, strict=True)
+        ]
         for job in jobs:
-            _end(job)
-        core = objects[len(PROGRAMS) :]
+            if job.wait():
+                raise subprocess.CalledProcessError(job.returncode, job.args)
         (Path(drafts) / "all").mkdir()
         for program, target in zip(PROGRAMS, objects, strict=False):
             made = Path(drafts) / "all" / program.stem
-            subprocess.run([COMPILER, "-pthread", *map(str, [target, *core]), "-o", str(made)], check=True)
+            subprocess.run([COMPILER, "-pthread", *map(str, [target, objects[-1]]), "-o", str(made)], check=True)
         for old in folder.glob("programs-*"):
             shutil.rmtree(old, ignore_errors=True)
         (Path(drafts) / "all").replace(programs)
     return programs
-
-
-def _end(job: subprocess.Popen[bytes]) -> None:
-    if job.wait():
-        raise subprocess.CalledProcessError(job.returncode, job.args)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 namespace asyncmem {
 
 namespace {
-constexpr uint32_t patience = 16;       // strikes of other sizes before a bin gives blocks back
+constexpr uint32_t most_strikes = 16;       // strikes of other sizes before a bin gives blocks back
 constexpr uint32_t drained_at_once = 8;  // blocks a struck bin gives back in one operation
 constexpr uint32_t shared_depth = 8;    // blocks of a shared bin looked at for one take
 }  // namespace
@@ -57,7 +57,7 @@ HIT_PATH void Heap::release(Node& node) {
 
 // A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
 HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
-    if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
+    if (bin.head && ++bin.strikes > most_strikes) drain(cache, bin, drained_at_once);
     cache.take_over(bin, granules);
 }
 
