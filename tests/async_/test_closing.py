@@ -3,13 +3,15 @@
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import anyio
 import pytest
 
-from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed
+from asyncmem import AsyncMemoryPool, DeviceError, LeakWarning, PoolClosed
 from asyncmem.core import Buffer
 from asyncmem.devices import Segment
+from asyncmem.devices.base import Move, Remapped, Span
 from asyncmem.pool import open_pool
 from tests.conservation import whole
 
@@ -315,3 +317,37 @@ def test_a_pool_that_is_closed_while_it_opens_is_closed(monkeypatch: pytest.Monk
     while not made[0].released and time.monotonic() < end:  # the worker does it, once the buffer is free
         time.sleep(0.001)
     assert made[0].released
+
+
+class Lost(GatedDevice):
+    """A device that is lost once the gate is open: nothing goes back."""
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
+        if out and self.gate.is_set():
+            raise DeviceError("cuMemUnmap", code=700, code_name="CUDA_ERROR_ILLEGAL_ADDRESS", device=self.name)
+        return super().remap(out, into, moves)
+
+
+@pytest.mark.may_block
+def test_what_fails_behind_another_threads_job_is_raised() -> None:
+    """Who closes the pool meanwhile waits for that job, and hears that its memory could not go back."""
+    device = Lost()
+    pool = make_pool(device=device, segments="paged")
+    told: list[BaseException] = []
+
+    def hear(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (DeviceError, PoolClosed) as error:
+            told.append(error)
+
+    taking = threading.Thread(target=hear, args=[lambda: pool.allocate(MIB)])
+    taking.start()
+    assert device.entered.wait(30)
+    closing = threading.Thread(target=hear, args=[pool.close])
+    closing.start()
+    threading.Timer(0.05, device.gate.set).start()
+    with pytest.warns(RuntimeWarning, match="its memory could not go back"):
+        closing.join()
+    taking.join()
+    assert [type(one) for one in told] == [PoolClosed, DeviceError]
