@@ -296,14 +296,15 @@ class OpenPool(Opened):
                 self._over_budget = over_budget
         with suppress(DeviceError):  # a lost device raises where memory grows or is freed
             self.retire.poll()
-            if self.min_free and not self.device.host_readable and self.executor.others_need():
-                self.core.scheduler.offer(self.core.time)
         if self.give_back_hooks and self.core.scheduler.gauges()["waiting"]:
             self._call_give_back_hooks()
         self.copies.look()
         self.spilling.look_again()
         self.executor.finish()
         self.core.scheduler.tick(self.core.time)
+        with suppress(DeviceError):
+            if self.min_free and not self.device.host_readable and self.executor.others_need():
+                self.core.scheduler.offer(self.core.time)
         self.core.carry_out()
         self.stall.look()
         if self.journal is not None:

@@ -266,9 +266,9 @@ class Executor:
     def tick(self) -> None:
         self.poll()
         self.refused = self.unordered = False
+        self.scheduler.tick(self.now)
         if self.others:
             self.scheduler.offer(self.now)
-        self.scheduler.tick(self.now)
         self.carry_out()
         self.idle_ticks += 1
         if self.idle_ticks > STILL:

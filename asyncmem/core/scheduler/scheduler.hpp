@@ -261,11 +261,10 @@ private:
     uint64_t beat_frees_ = 0, merged_frees_ = 0, settled_frees_ = 0;
     uint32_t quiet_beats_ = 0;
     bool beating_ = false, beat_gained_ = false;
-    uint64_t last_use_ = 0;
+    uint64_t last_use_ = 0, recent_peak_ = 0, needed_ = 0;  // needed: in the last two ticks
+    uint32_t quiet_ticks_ = 0;
     double used_at_ = 0;
-    bool shrunk_ = false;
-    uint64_t offered_use_ = 0, recent_peak_ = 0;
-    bool rested_ = false;
+    bool shrunk_ = false, tidied_ = false;
 };
 
 }  // namespace asyncmem::scheduler

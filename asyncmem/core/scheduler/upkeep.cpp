@@ -81,12 +81,14 @@ void Scheduler::tick(double now) {
     }
     defragment();
     Account whole = heap_.account(0);
-    uint64_t use = whole.grants() + whole.frees;
+    uint64_t use = whole.grants() + whole.frees, peak = heap_.recent_peak();
+    needed_ = std::max(peak, std::exchange(recent_peak_, peak));
     if (use != last_use_) {
         last_use_ = use;
         used_at_ = now;
-        shrunk_ = false;
-    } else if (now - used_at_ >= policy_.shrink_after && !shrunk_ && !closed_) {
+        quiet_ticks_ = 0;
+        shrunk_ = tidied_ = false;
+    } else if (++quiet_ticks_; now - used_at_ >= policy_.shrink_after && !shrunk_ && !closed_) {
         shrunk_ = true;
         heap_.flush(-1);
         heap_.merge();
@@ -97,17 +99,15 @@ void Scheduler::tick(double now) {
 void Scheduler::offer(double now) {
     ASYNCMEM_ENTER(offer, now);
     constexpr uint64_t spare = 8;  // a pool that works keeps one part in so many more than it has needed: memory is in pieces
+    constexpr uint32_t rest = 2;   // ticks without a use, after which it keeps nothing
     now_ = now;
-    Account whole = heap_.account(0);
-    uint64_t use = whole.grants() + whole.frees, peak = heap_.recent_peak();
-    uint64_t needed = std::max(peak, std::exchange(recent_peak_, peak));
-    bool rests = use == std::exchange(offered_use_, use), rested = std::exchange(rested_, rests);
     if (closed_ || shrink_job_ || root_->tally.waiting || !growing_.empty()) return;
-    if (rests && !rested) {
+    bool rests = quiet_ticks_ >= rest;
+    if (rests && !std::exchange(tidied_, true)) {
         heap_.flush(-1);
         heap_.merge();
     }
-    uint64_t keep = std::max(policy_.ready, rests ? 0 : needed + needed / spare);
+    uint64_t keep = std::max(policy_.ready, rests ? 0 : needed_ + needed_ / spare);
     if (start(source_->trim(no_limit, keep, now), nullptr, Means::Trim)) shrink_job_ = last_job_;
 }
 
