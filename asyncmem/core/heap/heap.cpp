@@ -8,7 +8,7 @@
 namespace asyncmem {
 
 namespace {
-constexpr uint32_t most_strikes = 16;       // strikes of other sizes before a bin gives blocks back
+constexpr uint32_t most_strikes = 16;    // strikes of other sizes before a bin gives blocks back
 constexpr uint32_t drained_at_once = 8;  // blocks a struck bin gives back in one operation
 constexpr uint32_t shared_depth = 8;    // blocks of a shared bin looked at for one take
 }  // namespace

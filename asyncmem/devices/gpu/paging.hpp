@@ -33,7 +33,8 @@ class Paging {
     explicit Paging(Context &context) : context_(context) {}
 
     // Maps memory at a second address, then unmaps spans, then maps others with what was unmapped as far as the sizes agree;
-    // gives back what is left, before that if the device is full. Calls are for a stretch at a time, of at most `step` bytes where spans allow.
+    // gives back what is left, sooner if the device is full. Calls are for a stretch at a time, of at most `step` bytes
+    // where spans allow.
     Progress remap(const std::vector<Move> &moves, const std::vector<Span> &unmap, const std::vector<Span> &map,
                    const std::vector<int> &devices, std::uint64_t step) {
         Progress done;
@@ -184,7 +185,7 @@ class Paging {
             const Properties wish{pinned, 0, {on_device, context_.device()}, nullptr, {}};
             auto make = [&] { return called("cuMemCreate", context_.driver.cuMemCreate(&made, nbytes, &wish, 0)); };
             Outcome outcome = make();
-            // Nobody has as much, but what was unmapped is still this one's.
+            // The device is full, but what was unmapped has not gone back yet.
             if (outcome.code == out_of_memory && !spare_.empty() && release_spare().code == success)
                 outcome = make();
             if (outcome.code != success)
