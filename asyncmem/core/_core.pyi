@@ -580,7 +580,7 @@ class Ready(Awaiting, Coroutine[object, object, _T], Generic[_T]):
 class Request(Coroutine[object, object, _T], Generic[_T]):
     _elsewhere: Buffer | Batch | None
     _jobs: list[Effect] | None
-    _stood_in: bool
+    _interruptible: bool
     _gate: SimpleQueue[None] | None
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
     @property
@@ -791,11 +791,8 @@ class AddressedBuffers:
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""
 
-def look_out_for_end() -> bool:
-    """Look out for the end of a call that was left to another thread, for a moment; return whether one has ended."""
-
-def next_call(calls: SimpleQueue[Callable[[], None]]) -> Callable[[], None]:
-    """Say that a call has ended, and return the next one of a queue (blocks); looks out for it before it sleeps."""
+def hold_interrupts(call: Callable[[], _T]) -> _T:
+    """Make a call to its end: on the main thread, handlers of signals that come meanwhile run after it."""
 
 def replay_steps(
     columns: Sequence[object],

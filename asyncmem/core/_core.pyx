@@ -23,9 +23,11 @@ from libcpp.unordered_map cimport unordered_map
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
+import _signal
 import asyncio
 import os
 import queue
+import signal
 import sys
 import threading
 from asyncio import InvalidStateError
@@ -73,6 +75,6 @@ include "binding/request.pxi"
 include "binding/allocator.pxi"
 include "binding/route.pxi"
 include "binding/pointers.pxi"
+include "binding/interrupts.pxi"
 include "binding/quick.pxi"
 include "binding/replay.pxi"
-include "binding/helpers.pxi"

@@ -21,7 +21,6 @@ from asyncmem.devices.base import Remapped
 from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.worker import on_main_thread
 from asyncmem.text import quoted
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Executor:
         except DeviceError as error:
             self._failed(effect, error)
         except BaseException as error:
-            if not effect.by_caller or on_main_thread():
+            if not effect.by_caller:
                 raise
             self._core.fail(effect.request, error)  # raised again where the request is waited for
         finally:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.core import Core, Kind, look_out_for_end
+from asyncmem.core import Core, Kind, hold_interrupts
 from asyncmem.devices import Stream
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
@@ -166,10 +166,7 @@ class OpenPool(Opened):
                 self.loop_blocking_calls += 1
             while not request.done():
                 if jobs:
-                    self.executor.run(jobs.pop(0))
-                elif request._stood_in:
-                    request._stood_in = False
-                    look_out_for_end()
+                    hold_interrupts(partial(self._run_first, jobs))
                 elif not waits and request._deadline is not None:
                     waits = True
                     request._asleep(me)
@@ -183,18 +180,20 @@ class OpenPool(Opened):
             if waits:
                 request._awake()
 
-    def _jobs_here(self) -> list[Effect] | None:
-        """Return where a synchronous request's effects go that this thread is to carry out; None on the main thread.
+    def _run_first(self, jobs: list[Effect]) -> None:
+        self.executor.run(jobs.pop(0))
 
-        Under a memory checker the main thread carries them out, too. Where growth waits for other processes, no thread
-        does, for it has to end its request at the deadline.
+    def _have_carried_out(self, request: Request[Any]) -> None:
+        """Have a synchronous request's effects carried out by this thread; but on the main thread none that may wait.
+
+        Under a memory checker, which asks for the caller's own context, it carries out all. Where growth waits for
+        other processes, no thread does, for it has to end its request at the deadline.
         """
-        if self.device.checker is not None:  # it asks for the caller's own context
-            return []
-        if self.quota is None and not on_main_thread():
-            return []
-        ready_helper()
-        return None
+        checked, queues = self.device.checker is not None, self.quota is not None
+        request._jobs = [] if checked or not queues else None
+        request._interruptible = not checked and on_main_thread()
+        if request._interruptible or request._jobs is None:
+            ready_helper()
 
     def _block(self, request: Request[Any], timeout: float | None) -> None:
         """Wait on this thread until a request of the event loop's has ended, for at most `timeout` seconds."""

@@ -17,7 +17,6 @@ from collections import deque
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from asyncmem.core import look_out_for_end, next_call
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -109,8 +108,9 @@ class Worker:
         self._due = time.monotonic() + (TICK if pause is None else pause)
 
 
-# A signal's handler may raise on the main thread, between any two instructions. So what may not stop half-way, such as
-# calls of the device and the notes on them, is done there by another thread, which the main thread waits for.
+# A signal's handler may raise on the main thread, between any two instructions. So what may neither stop half-way nor
+# keep an interrupt waiting, such as copies and the notes on them, is done there by another thread, for which the main
+# thread waits. What waits for nothing is done there with `hold_interrupts`.
 
 Call: TypeAlias = "Callable[[], None]"
 
@@ -139,7 +139,6 @@ def uninterrupted(call: Callable[[], T]) -> T:
     ready_helper()
     idle_helpers.pop().put(latch)
     try:
-        look_out_for_end()
         return cast("T", latch.block())
     finally:
         latch.forget()
@@ -157,7 +156,7 @@ def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
 
 def _help(calls: queue.SimpleQueue[Call]) -> None:
     while True:
-        call = next_call(calls)
+        call = calls.get()
         call()
         del call  # it may hold the last reference to a pool
         idle_helpers.append(calls)

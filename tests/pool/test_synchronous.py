@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 
@@ -35,16 +36,42 @@ async def test_nor_does_one_on_a_loops_thread_hold_the_loop() -> None:
         assert pool.stats().loop_blocking_calls == 0
 
 
-def test_who_waits_for_others_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main thread looks out only for calls that another one makes for it, and for each of those."""
-    looks: list[float] = []
-    monkeypatch.setattr("asyncmem.pool.open_pool.look_out_for_end", lambda: looks.append(time.monotonic()))
-    with AsyncMemoryPool(Simulated("8 MiB"), limit="8 MiB", segment_size="8 MiB", min_free=0) as pool:
-        held = pool.allocate(8 * MIB)
-        assert len(looks) == 1
-        threading.Timer(0.05, held.free).start()
-        with pool.allocate(8 * MIB, timeout=60):
-            assert len(looks) == 1
+def test_the_main_thread_makes_the_calls_of_its_growth_itself() -> None:
+    """Another thread's would cost it the time to wake that one, and to be woken."""
+    device = Simulated("8 MiB")
+    with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
+        pool.allocate(MIB).free()
+        assert {call.thread for call in device.calls if call.name in ("create", "map")} == {threading.get_ident()}
+
+
+def test_an_interrupt_ends_the_main_threads_wait_for_the_device() -> None:
+    """Another thread waits in its place, and the memory is there once the device is done."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    device = Simulated("8 MiB", clock="wall")
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
+            busy = device.create_stream("busy")
+            held = [pool.allocate(2 * MIB, stream=busy) for _ in range(4)]
+            for buffer in held[::2]:
+                busy.launch(0.5, writes=[buffer])
+                buffer.free()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            began = time.monotonic()
+            with pytest.raises(Stop):
+                pool.allocate(4 * MIB)
+            assert time.monotonic() < began + 0.4
+            with pool.allocate(4 * MIB, timeout=60):
+                pool.check()
+            held.clear()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_lease_that_is_full_leaves_the_caches_of_the_pool_alone() -> None:

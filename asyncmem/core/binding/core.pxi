@@ -285,12 +285,11 @@ cdef class Core(Heap):
     cdef int perform(self, Effect job, Request request) except -1:
         # Have an effect carried out, by the thread that waits for a request where there is one. Does not block. All but
         # the rare ones are handed over without a call of Python, which an interrupt could end when half of it is done.
-        if request is not None and request._jobs is not None:
+        if request is not None and request._jobs is not None and not (request._interruptible and _may_wait(job)):
             request._jobs.append(job)
             request._gate.put(None)
         elif request is not None:
             aside = partial(self.executor.run, job)
-            request._stood_in = True
             if self.idle_helpers:
                 self.idle_helpers.pop().put(aside)
             else:
@@ -756,6 +755,11 @@ cdef void _report_or_raise_soon(object error, object where) noexcept:
     if Py_AddPendingCall(_raise_soon, <void*>error) != 0:
         Py_DECREF(error)
         _report(error, where)
+
+
+cdef inline bint _may_wait(Effect job):
+    # For what the device has begun.
+    return job.kind != "remap" and (job.kind != "grow" or bool(job.returns))
 
 
 cdef void _report(object error, object where) noexcept:

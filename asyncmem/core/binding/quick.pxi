@@ -41,7 +41,7 @@ asyncmem_quicken(Allocator, b"allocate_async", _quick_allocate_async, &_allocate
 asyncmem_quicken(Buffer, b"free", _quick_free, &_free)
 asyncmem_give_values(Allocator)
 
-for _kind in (Awaiting, Await, Batch, BatchIterator, Buffer, Effect, Export, Lanes, Ready, Request, Tag):
+for _kind in (Awaiting, Await, Batch, BatchIterator, Buffer, Effect, Export, Lanes, Ready, Request, Tag, _Interrupts):
     asyncmem_make_inside(_kind)
 del _kind
 
