@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -20,7 +21,7 @@ from asyncmem.pool.alarm import alarm
 from asyncmem.pool.handles import Handle
 from asyncmem.pool.open_pool import OpenPool, arrivals, open_pools
 from asyncmem.pool.share import Share
-from asyncmem.pool.worker import uninterruptible
+from asyncmem.pool.worker import call_aside
 from asyncmem.text import printable
 from asyncmem.units import parse_count
 
@@ -102,14 +103,13 @@ class Recording(Handle):
             pool._open_core()  # raises where it is closed
             found.append(pool._opened)
         try:
-            self._begin(found)
+            call_aside(partial(self._begin, found))
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt, whatever has begun by now
-                self._end(error)
+                call_aside(partial(self._end, error))
             raise
         return self
 
-    @uninterruptible
     def _begin(self, found: list[OpenPool]) -> None:
         with self._changing:
             if self._over:  # an interrupt has ended the wait for this
@@ -136,13 +136,12 @@ class Recording(Handle):
         """
         assert self._witness is not None
         try:
-            self._end(error)
+            call_aside(partial(self._end, error))
         except BaseException as interrupt:
             if not isinstance(interrupt, Exception):  # it may have come first
-                self._end(error)
+                call_aside(partial(self._end, error))
             raise
 
-    @uninterruptible
     def _end(self, error: object) -> None:
         """End, once."""
         with self._changing:

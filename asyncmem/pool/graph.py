@@ -5,7 +5,7 @@ when it is freed. Such memory must not wait for anything outside of the capture 
 and a capture cannot wait for other work. It is therefore taken only where every earlier use has been seen done, in the
 name of a stream that is never given any work, and the pool records no fence on a stream that is being captured.
 
-An interrupt could end the notes on this half-way, so another thread makes them for the main one (`uninterruptible`).
+An interrupt could end the notes on this half-way, so it comes after them (`uninterruptible`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GraphMemory(Handle):
     def __init__(self, opened: Opened, stream: int | None) -> None:
         self.stream = stream
         self._pool = opened
-        self._open = self._over = False  # its block
+        self._open = False  # its block
         self.kept = opened.captures.keep()
         self._spares: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self.released = False
@@ -73,7 +73,7 @@ class GraphMemory(Handle):
         """Take in what is allocated on captured streams from here on; the capture may begin before or after."""
         if self.released or self._open:
             raise InvalidRequest("graph", self, "one that was not entered before; ask the pool for another")
-        self._open, self._over = True, False
+        self._open = True
         try:
             self._pool.captures.opened(self)
         except BaseException:
@@ -188,8 +188,6 @@ class Captures:
         """Check each request for a captured stream from now on, until `ended`."""
         opened = self._pool
         with self._changing:
-            if graph._over:  # an interrupt has ended the wait for this
-                return
             opened.executor.quiet()  # made before the capture begins, as a rule
             opened.device.begin_captures()  # it may have begun, on a stream that is not known here
             # What was freed on a stream that is captured next has to be within others' reach meanwhile.
@@ -221,7 +219,7 @@ class Captures:
         """End the checks if this was the last graph; twice is fine."""
         opened = self._pool
         with self._changing:
-            graph._open, graph._over = False, True
+            graph._open = False
             graph._spares.clear()
             if graph not in self._open:
                 return

@@ -33,7 +33,7 @@ from asyncmem.pool.snapshot import (
     stats_of,
     summary,
 )
-from asyncmem.pool.worker import Worker, uninterrupted
+from asyncmem.pool.worker import Worker, call_aside
 from asyncmem.text import quoted
 from asyncmem.units import parse_size, parse_timeout
 
@@ -448,7 +448,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         if opened._loop_here() is not None:
             opened.worker.submit(opened.give_back_all)
         else:
-            uninterrupted(partial(opened.executor.trim, 0))
+            call_aside(partial(opened.executor.trim, 0))
 
     def reset_stats(self) -> None:
         """Start the counters again from zero, and the peaks from what there is now."""

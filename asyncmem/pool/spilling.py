@@ -6,8 +6,8 @@ may move in each share; the worker moves them. Each buffer is copied to page-loc
 own, behind all uses that it has had, and freed behind that copy. Only the streams wait for the copy that come
 after it: the memory serves the request at once.
 
-An interrupt could end the notes on all this half-way, and with the lock held: so on the main thread another thread
-makes them (`uninterruptible`), and the main thread waits for that.
+An interrupt could end the notes on all this half-way, and with the lock held: so it comes after them
+(`uninterruptible`).
 
 Coming back is a request like any other. A use keeps its memory on the device, so two that move each other out take
 turns.
@@ -165,8 +165,6 @@ class Spilling:
         with self._locked() as after:
             self._following.pop(use, None)
             one.need()
-            if use.over:  # an interrupt has ended the wait for this
-                return None
             if one.moving is not None:
                 return one.moving
             if one.buffer is not None:
@@ -189,6 +187,7 @@ class Spilling:
         with self.opened.lock:
             return [(use.owner, use.one.size, use.one.share._account) for use in self._following]
 
+    @uninterruptible
     def bring_back(self, use: Using, buffer: Buffer) -> None:
         """Copy the bytes to a buffer that was granted for them, and begin the use.
 
@@ -196,15 +195,8 @@ class Spilling:
             BufferReleased: It has been freed meanwhile.
             DeviceError: The device refuses. The bytes are where they were, as far as the device still has them.
         """
-        bring = self._bring_back if buffer.stream.of_one_thread else uninterruptible(self._bring_back)
-        bring(use, buffer)
-
-    def _bring_back(self, use: Using, buffer: Buffer) -> None:
         device, one = self.opened.device, use.one
         with self._locked() as after:
-            if use.over:
-                after.append(buffer.free)
-                return
             try:
                 one.need()
                 host_copy, home = one.host_copy, buffer.stream

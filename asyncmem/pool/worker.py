@@ -1,4 +1,4 @@
-"""The pool's background thread, which makes the calls that block, and the threads that make those of the main thread.
+"""The pool's background thread, which makes the calls that block, and what interrupts of the main thread may not end.
 
 The worker is a thread and not a task: driver calls block, and a task held open across a block would tie opening and
 closing a pool to one task. It keeps the pool alive only while it works; a pool that is dropped without being closed
@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
 
+from asyncmem.core import hold_interrupts
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -108,9 +109,8 @@ class Worker:
         self._due = time.monotonic() + (TICK if pause is None else pause)
 
 
-# A signal's handler may raise on the main thread, between any two instructions. So what may neither stop half-way nor
-# keep an interrupt waiting, such as copies and the notes on them, is done there by another thread, for which the main
-# thread waits. What waits for nothing is done there with `hold_interrupts`.
+# A signal's handler may raise on the main thread, between any two instructions. So handlers wait for the end of what
+# may not stop half-way; and what may also take long is left to another thread, so that an interrupt ends the wait.
 
 Call: TypeAlias = "Callable[[], None]"
 
@@ -131,8 +131,8 @@ def ready_helper() -> None:
         idle_helpers.append(calls)
 
 
-def uninterrupted(call: Callable[[], T]) -> T:
-    """Make a call that goes on to its end (blocks), also where an interrupt ends the wait for it."""
+def call_aside(call: Callable[[], T]) -> T:
+    """Make a call that goes on to its end (blocks), also where an interrupt ends the main thread's wait for it."""
     if not on_main_thread() or sys.is_finalizing():  # then no thread runs any more
         return call()
     latch = Latch(call)
@@ -145,11 +145,11 @@ def uninterrupted(call: Callable[[], T]) -> T:
 
 
 def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a function `uninterrupted`: on the main thread another thread runs it."""
+    """Have signals' handlers run after a function, not within it. It takes no time to speak of."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return uninterrupted(partial(method, *args, **kwargs))
+        return hold_interrupts(partial(method, *args, **kwargs))
 
     return call
 

@@ -124,15 +124,15 @@ def test_lease_serves_until_too_much_is_in_use(seed: int, *, awaited: bool) -> N
     run(main)
 
 
-def test_a_lease_of_plain_memory_ends_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the main thread notes on spillable memory are another thread's, and a hand-over is ten times a lease."""
+def test_a_lease_of_plain_memory_makes_no_notes_on_spillable_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the main thread interrupts are held meanwhile, which takes as long as a lease."""
 
-    def refuse() -> None:
-        raise AssertionError("another thread is asked")
+    def refuse(_call: object) -> None:
+        raise AssertionError("interrupts are held")
 
     with AsyncMemoryPool("host", limit=LIMIT) as pool:
         pool.allocate(512).free()
-        monkeypatch.setattr(worker, "ready_helper", refuse)
+        monkeypatch.setattr(worker, "hold_interrupts", refuse)
         with pool.lease(HALF) as lease, lease.budget("part", limit=HALF):
             lease.allocate(512).free()
         monkeypatch.undo()
