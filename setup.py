@@ -37,10 +37,10 @@ def files(folder: Path, *endings: str) -> list[str]:
 
 core = Extension(
     "asyncmem.core._core",
-    [str(CORE / "_core.pyx"), *files(CORE, ".cpp")],
+    [str(CORE / "_core.pyx"), str(CORE / "whole.cpp")],
     language="c++",
     include_dirs=[str(CORE)],
-    depends=files(CORE, ".pxi", ".hpp", ".h"),
+    depends=files(CORE, ".cpp", ".pxi", ".hpp", ".h"),
     # Cython would mangle the names of functions that C code looks up by name.
     define_macros=[("CYTHON_EXTERN_C", 'extern "C"')],
     # Two counters updated as one vector right after one of them was stored alone stall the hit path for 8 ns.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "asyncmem" / "core"
-WHOLE = TESTS / "core.cpp"
+WHOLE = CORE / "whole.cpp"
 HISTORY, ROUTES = (TESTS / "sanitize" / f"{name}.cpp" for name in ("history", "routes"))
 GROWTH, THREADS = (TESTS / "scheduler" / f"{name}.cpp" for name in ("growth", "threads"))
 COMPILER = os.environ.get("CXX", "g++")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "asyncmem" / "core"
-WHOLE = ROOT / "tests" / "core.cpp"
+WHOLE = CORE / "whole.cpp"
 PROGRAMS = [Path(__file__).with_name(f"{name}.cpp") for name in ("growth", "threads")]
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]

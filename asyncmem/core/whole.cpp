@@ -1,5 +1,5 @@
-// The core in one piece, for the programs that tests compile: what all its files include is read once, which takes a third
-// of the time. A file that is missing here is missed by the linker.
+// The core in one piece: what all its files include is read once, which takes a third of the time. A file that is missing
+// here is missed by the linker.
 #include "heap/coalesce.cpp"
 #include "heap/heap.cpp"
 #include "heap/pages.cpp"
