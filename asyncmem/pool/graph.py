@@ -190,10 +190,12 @@ class Captures:
         with self._changing:
             opened.executor.quiet()  # made before the capture begins, as a rule
             opened.device.begin_captures()  # it may have begun, on a stream that is not known here
-            # What was freed on a stream that is captured next has to be within others' reach meanwhile.
-            for index in range(len(opened.core.stream_objects)):
-                with suppress(DeviceError):
-                    opened.retire.fence(index)
+            # What was freed on a stream that is captured next has to be within others' reach meanwhile. A fence behind
+            # all streams would be refused, and made up for after the block, where it may end a capture.
+            for index, stream in enumerate(list(opened.core.stream_objects)):
+                if stream is not None:
+                    with suppress(DeviceError):
+                        opened.retire.fence(index)
             self._open.append(graph)
             opened.observe()
 
