@@ -192,3 +192,18 @@ async def test_a_request_whose_stream_is_captured_meanwhile_waits_on(cuda: Cuda,
             assert not request.done()
         fake.release()
         (await request).free()
+
+
+@pytest.mark.asyncio
+async def test_a_captured_request_that_only_has_memory_of_its_own_stream_waits(cuda: Cuda) -> None:
+    """What was freed there in the block, before the capture, has a fence no sooner than after it."""
+    captured = cuda.create_stream()
+    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0) as pool:
+        with pool.graph() as memory:
+            (await pool.allocate_async(LIMIT, stream=captured)).free()
+            with cuda.context.entered(), capturing(captured.handle):
+                request = pool.allocate_async(LIMIT, stream=captured, timeout=60)
+                await asyncio.sleep(0.01)
+                assert not request.done()
+            (await request).free()
+        memory.release()

@@ -150,8 +150,11 @@ cdef class Lanes:
         if self.asleep():
             raise self.refused(call, _RESTING)
 
-    cdef object refused(self, str call, str why):
-        return DeviceError(call, code=0, code_name=why, device=self._device.name)
+    cdef object refused(self, str call, str why, int code=0):
+        return DeviceError(call, code=code, code_name=why, device=self._device.name)
+
+    cdef object captured(self):
+        return self.refused("record", _CAPTURED, DeviceError.CAPTURE_UNSUPPORTED)
 
     cdef object error(self, str call, int code):
         return self._device.fence_error(call, code)
@@ -217,7 +220,7 @@ cdef class Lanes:
         if code == _ASLEEP:
             return self.refused("record", _RESTING)
         if code == ASYNCMEM_CAPTURED:
-            return self.refused("record", _CAPTURED)
+            return self.captured()
         if code < 0:
             return self.error("capturing", -code)
         return self.error("record_all" if lane.everywhere else "record", code)
@@ -233,7 +236,7 @@ cdef class Lanes:
         if everywhere:
             return self._device.record_all()
         if self.streams[index].capturing():
-            raise self.refused("record", _CAPTURED)
+            raise self.captured()
         return self.streams[index].record()
 
     cdef void drop(self, Fence* fence) noexcept:
