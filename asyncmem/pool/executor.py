@@ -213,14 +213,18 @@ class Executor:
             effect.job, first.address, first.nbytes, stream, self._core.time,
             ready=stream == self._quiet, seconds=seconds, rest=rest[0].address if rest else 0,
         )  # fmt: skip
+        if self._pool.captures.open and stream != self._quiet:  # opened meanwhile
+            with suppress(DeviceError):
+                self._retire.fence(stream)
 
     def _fit_stream(self, number: int) -> int:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
         # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now, and
-        # no other thread can submit to a thread's default stream.
+        # no other thread can submit to a thread's default stream. In a block any stream may be captured before long.
         stream = self._retire.streams[number]
         try:
             fit = stream is not None and stream.lasting and not (stream.of_one_thread or stream.capturing())
+            fit = fit and not self._pool.captures.open
         except DeviceError:
             fit = False
         return number if fit else self.quiet()

@@ -190,13 +190,13 @@ class Captures:
         with self._changing:
             opened.executor.quiet()  # made before the capture begins, as a rule
             opened.device.begin_captures()  # it may have begun, on a stream that is not known here
+            self._open.append(graph)  # first, so that memory that grows meanwhile has its fence, too
             # What was freed on a stream that is captured next has to be within others' reach meanwhile. A fence behind
             # all streams would be refused, and made up for after the block, where it may end a capture.
             for index, stream in enumerate(list(opened.core.stream_objects)):
                 if stream is not None:
                     with suppress(DeviceError):
                         opened.retire.fence(index)
-            self._open.append(graph)
             opened.observe()
 
     def settle(self) -> None:

@@ -267,7 +267,9 @@ class OpenPool(Opened):
             return None
         self._beats = False
         scheduler = self.core.scheduler
-        scheduler.begin_beat()
+        # Segments that are joined wait for their stream, on which a capture may begin in a block.
+        if self.executor.spaces or not self.captures.open:
+            scheduler.begin_beat()
         self.core.carry_out()
         pause = scheduler.end_beat(self.core.time)
         self.core.carry_out()

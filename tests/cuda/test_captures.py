@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest
-from asyncmem.devices import Cuda
+from asyncmem.devices import Cuda, Stream
+from asyncmem.pool.open_pool import OpenPool
 
 from .fake import FakeDriver
 
@@ -192,6 +194,52 @@ async def test_a_request_whose_stream_is_captured_meanwhile_waits_on(cuda: Cuda,
             assert not request.done()
         fake.release()
         (await request).free()
+
+
+def begin_growth(pool: AsyncMemoryPool, fake: FakeDriver, stream: Stream) -> None:
+    """Have the worker get memory for a stream; it is at it when this returns, and nobody wants the memory any more."""
+    before = fake.calls("cuMemAllocFromPoolAsync")
+    pool.allocate_async(MIB, stream=stream).cancel()
+    while fake.calls("cuMemAllocFromPoolAsync") == before:
+        time.sleep(0.001)
+
+
+@pytest.mark.asyncio
+@pytest.mark.fake_only
+@pytest.mark.parametrize("begins", ["in it", "before"])
+async def test_memory_that_grows_around_the_start_of_a_block_serves_it(
+    cuda: Cuda, fake: FakeDriver, begins: str
+) -> None:
+    """What has come for a stream that is captured next needs no fence that could not be recorded there any more."""
+    captured = cuda.create_stream()
+    fake.latency("cuMemAllocFromPoolAsync", 50_000_000)
+    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0, segments="stream_ordered") as pool:
+        if begins == "before":
+            begin_growth(pool, fake, captured)
+        with pool.graph() as memory:
+            if begins == "in it":
+                begin_growth(pool, fake, captured)
+            await asyncio.to_thread(pool._opened.run(lambda: None).block, 60)  # the worker is past it
+            with cuda.context.entered(), capturing(captured.handle):
+                pool.allocate(MIB, stream=captured).free()
+        memory.release()
+
+
+@pytest.mark.fake_only
+def test_segments_that_could_not_be_joined_serve_a_capture(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker has come too late for that, and they are as they were: behind a fence from before the capture."""
+    monkeypatch.setattr(OpenPool, "beat", lambda _: None)  # it joins when it is told to
+    captured = cuda.create_stream()
+    with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT // 2, min_free=0, segments="stream_ordered") as pool:
+        opened = pool._opened
+        both = [pool.allocate(LIMIT // 2, stream=captured) for _ in range(2)]
+        both.clear()
+        with pool.graph() as memory, cuda.context.entered(), capturing(captured.handle):
+            opened.core.scheduler.begin_beat()
+            opened.core.carry_out()
+            opened.run(lambda: None).block(60)
+            pool.allocate(LIMIT // 2, stream=captured).free()
+        memory.release()
 
 
 @pytest.mark.asyncio

@@ -40,7 +40,7 @@ public:
     void publish(uint32_t stream, uint64_t epoch);
     void mark_done(uint32_t stream, uint64_t epoch);
 
-    uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
+    uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream, uint64_t epoch = open_epoch);
     Entries remove_segment(uint32_t segment);
     void place_from(uint64_t nbytes);  // blocks of so many bytes or more are not cached from now on
     // Takes of so many bytes or more miss rather than leave `least` or more of the segment that ends there, while it is free.

@@ -53,6 +53,8 @@ struct Entry {
 
 using Entries = std::vector<Entry>;  // sorted by stream, one entry a stream
 
+constexpr uint64_t open_epoch = UINT64_MAX;  // of whichever stream
+
 // How far a stream has come. Epochs of one stream finish in order, so three numbers say everything.
 struct Epochs {
     uint64_t open = 1;      // the epoch that frees join now

@@ -41,7 +41,7 @@ bool Heap::lags() const {
     return std::any_of(streams_.begin(), streams_.end(), [](auto& one) { return one->epochs.recorded > one->epochs.done; });
 }
 
-uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
+uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream, uint64_t epoch) {
     Coalesced coalesced(*this);
     need_stream(stream);
     uint64_t mask = (uint64_t{1} << shift_) - 1;
@@ -49,7 +49,7 @@ uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, ui
     if (!nbytes || nbytes > max_size || (nbytes & mask) || (address & mask) || address + nbytes < address)
         refuse_argument("a segment's address and size must be whole granules");
     uint32_t id = add_range({.address = address, .nbytes = nbytes, .mapped = nbytes, .arena = arena, .used = true},
-                            streams_[stream]->epochs.open, stream);
+                            std::min(epoch, streams_[stream]->epochs.open), stream);
     accounts_.close_up();  // what has come is for waiting requests
     reserved_ += nbytes;
     note_reserved();

@@ -325,16 +325,18 @@ private:
     // Stream 0 is there in every pool, though no work may come on it.
     bool one_stream_works() const { return heap_.stream_count() - !default_works_ <= 1; }
 
-    void add(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
-        heap_.add_segment(address, nbytes, arena, stream);
+    void add(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream, uint64_t epoch = open_epoch) {
+        heap_.add_segment(address, nbytes, arena, stream, epoch);
         in_arena_[arena] += nbytes;
         end_ = std::max(end_, address + nbytes);
     }
 
+    // As they were: nothing but this stream's work may still use them.
     void keep(std::span<const Piece> pieces, uint32_t stream) {
         for (const Piece& one : pieces) {
             leaving_ -= one.nbytes;
-            add(one.address, one.nbytes, 1, stream);
+            uint64_t epoch = one.uses.empty() ? heap_.epochs(stream).done : one.uses.front().epoch;
+            add(one.address, one.nbytes, 1, stream, epoch);
         }
     }
 
