@@ -152,9 +152,7 @@ def test_readers_that_name_no_stream_end_no_capture(pool: AsyncMemoryPool, strea
         with capturing(stream):
             with pool.graph():
                 pass
-            pool.allocate(
-                LIMIT, stream=pool.device.create_stream()
-            ).free()  # looks at fences, and makes up for refused ones
+            pool._opened.retire.poll()  # as the worker does, which makes up for fences that were refused
     else:
         with pool.graph(), capturing(stream):
             read.clear()

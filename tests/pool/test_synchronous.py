@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError, PoolTimeout
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError, OutOfMemoryError, PoolTimeout
 from asyncmem.core import Request
 from asyncmem.devices import Simulated
 from asyncmem.options import OptionArguments
@@ -72,6 +72,31 @@ def test_an_interrupt_ends_the_main_threads_wait_for_the_device() -> None:
             held.clear()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("main", [True, False], ids=["main thread", "another thread"])
+def test_nothing_is_kept_of_a_request_that_a_device_failed(main: bool) -> None:
+    """Its thread is where the error was made: a request that kept the frames would keep itself, and its memory."""
+    device = Simulated("8 MiB")
+
+    def ask() -> None:
+        with pytest.raises(DeviceError):
+            pool.allocate(MIB)
+
+    with AsyncMemoryPool(device, segments="paged", min_free=0) as pool:
+        device.fail("map")
+        gc.collect()
+        gc.disable()
+        try:
+            if main:
+                ask()
+            else:
+                thread = threading.Thread(target=ask)
+                thread.start()
+                thread.join()
+            assert not [one for one in gc.get_objects() if isinstance(one, Request) and one._core is pool._opened.core]
+        finally:
+            gc.enable()
 
 
 def test_a_lease_that_is_full_leaves_the_caches_of_the_pool_alone() -> None:

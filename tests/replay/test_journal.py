@@ -95,6 +95,7 @@ def simple(tmp_path: Path) -> Journal:
 # -- the same again ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.may_block
 @pytest.mark.parametrize(
     ("device", "segments"),
     [("host", "auto"), ("host", "direct"), ("simulated", "auto"), ("simulated", "direct"), ("simulated", "paged")],

@@ -131,11 +131,11 @@ class Paging:
                     self._map(stretch)
                     done = replace(done, mapped=done.mapped + len(stretch))
             except (DeviceError, OutOfMemoryError) as error:
-                done = replace(done, error=error)
+                done = replace(done, error=error.with_traceback(None))  # which keeps this frame, which keeps it
             try:
                 self._release_spare()
             except DeviceError as error:
-                done = replace(done, error=done.error or error)
+                done = replace(done, error=done.error or error.with_traceback(None))
             return done
 
     def holds(self, address: int) -> bool:
