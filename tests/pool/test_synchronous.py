@@ -1,6 +1,7 @@
 """What a synchronous call does on its way to memory, and what it leaves alone."""
 
 import asyncio
+import copyreg
 import gc
 import signal
 import threading
@@ -75,8 +76,16 @@ def test_an_interrupt_ends_the_main_threads_wait_for_the_device() -> None:
 
 
 @pytest.mark.parametrize("main", [True, False], ids=["main thread", "another thread"])
-def test_nothing_is_kept_of_a_request_that_a_device_failed(main: bool) -> None:
+@pytest.mark.parametrize("copies", ["plain", "with frames"])
+def test_nothing_is_kept_of_a_request_that_a_device_failed(
+    monkeypatch: pytest.MonkeyPatch, copies: str, main: bool
+) -> None:
     """Its thread is where the error was made: a request that kept the frames would keep itself, and its memory."""
+    if copies == "with frames":  # as those are once distributed is imported
+        support = pytest.importorskip("tblib.pickling_support")
+        monkeypatch.setitem(copyreg.dispatch_table, DeviceError, support.pickle_exception)
+    else:
+        monkeypatch.delitem(copyreg.dispatch_table, DeviceError, raising=False)
     device = Simulated("8 MiB")
 
     def ask() -> None:
