@@ -791,6 +791,9 @@ class AddressedBuffers:
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""
 
+def on_main_thread() -> bool:
+    """Return whether an interrupt may come here."""
+
 def hold_interrupts(call: Callable[[], _T]) -> _T:
     """Make a call to its end: on the main thread, handlers of signals that come meanwhile run after it."""
 

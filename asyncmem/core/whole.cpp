@@ -1,5 +1,5 @@
 // The core in one piece: what all its files include is read once, which takes a third of the time. A file that is missing
-// here is missed by the linker.
+// here is missed when the module is imported.
 #include "heap/coalesce.cpp"
 #include "heap/heap.cpp"
 #include "heap/pages.cpp"

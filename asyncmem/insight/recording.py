@@ -106,7 +106,7 @@ class Recording(Handle):
             call_aside(partial(self._begin, found))
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt, whatever has begun by now
-                call_aside(partial(self._end, error))
+                self._end(error)
             raise
         return self
 
@@ -136,14 +136,16 @@ class Recording(Handle):
         """
         assert self._witness is not None
         try:
-            call_aside(partial(self._end, error))
+            self._end(error)
         except BaseException as interrupt:
             if not isinstance(interrupt, Exception):  # it may have come first
-                call_aside(partial(self._end, error))
+                self._end(error)
             raise
 
     def _end(self, error: object) -> None:
-        """End, once."""
+        call_aside(partial(self._end_once, error))
+
+    def _end_once(self, error: object) -> None:
         with self._changing:
             if self._over:
                 return

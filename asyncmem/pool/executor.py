@@ -221,10 +221,9 @@ class Executor:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
         # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now, and
         # no other thread can submit to a thread's default stream. In a block any stream may be captured before long.
-        stream = self._retire.streams[number]
+        stream, in_block = self._retire.streams[number], self._pool.captures.open
         try:
-            fit = stream is not None and stream.lasting and not (stream.of_one_thread or stream.capturing())
-            fit = fit and not self._pool.captures.open
+            fit = stream is not None and stream.lasting and not (in_block or stream.of_one_thread or stream.capturing())
         except DeviceError:
             fit = False
         return number if fit else self.quiet()

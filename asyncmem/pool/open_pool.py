@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.core import Core, Kind, hold_interrupts
+from asyncmem.core import Core, Kind, hold_interrupts, on_main_thread
 from asyncmem.devices import Stream
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
@@ -29,7 +29,7 @@ from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
-from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, ready_helper, weakly
+from asyncmem.pool.worker import TICK, Worker, idle_helpers, ready_helper, weakly
 from asyncmem.readers import SHARED
 from asyncmem.stats import Pressure
 from asyncmem.text import printable, quoted
@@ -183,16 +183,17 @@ class OpenPool(Opened):
     def _run_first(self, jobs: list[Effect]) -> None:
         self.executor.run(jobs.pop(0))
 
-    def _have_carried_out(self, request: Request[Any]) -> None:
-        """Have a synchronous request's effects carried out by this thread; but on the main thread none that may wait.
+    def _divide_effects(self, request: Request[Any]) -> None:
+        """Say which of a synchronous request's effects its thread carries out: on the main thread none that may wait.
 
-        Under a memory checker, which asks for the caller's own context, it carries out all. Where growth waits for
-        other processes, no thread does, for it has to end its request at the deadline.
+        Under a memory checker, which asks for the caller's own context, it carries out all there, too. Where growth
+        waits for other processes, no thread does, for it has to end its request at the deadline.
         """
-        checked, queues = self.device.checker is not None, self.quota is not None
-        request._jobs = [] if checked or not queues else None
+        checked = self.device.checker is not None
+        if checked or self.quota is None:
+            request._jobs = []
         request._interruptible = not checked and on_main_thread()
-        if request._interruptible or request._jobs is None:
+        if request._jobs is None or request._interruptible:
             ready_helper()
 
     def _block(self, request: Request[Any], timeout: float | None) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from asyncmem.core import hold_interrupts
+from asyncmem.core import hold_interrupts, on_main_thread
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -118,11 +118,6 @@ idle_helpers: Final[deque[queue.SimpleQueue[Call]]] = deque()
 """The queue of each thread that waits to stand in for the main thread."""
 
 
-def on_main_thread() -> bool:
-    """Return whether an interrupt may come here."""
-    return threading.get_ident() == threading.main_thread().ident
-
-
 def ready_helper() -> None:
     """Start a thread that can stand in, unless one is idle."""
     if not idle_helpers:
@@ -145,7 +140,7 @@ def call_aside(call: Callable[[], T]) -> T:
 
 
 def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
-    """Have signals' handlers run after a function, not within it. It takes no time to speak of."""
+    """Have signals' handlers run after a function, not within it; for what waits for nothing that may take long."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

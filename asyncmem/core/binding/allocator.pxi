@@ -289,7 +289,7 @@ cdef Request _submit(Allocator share, object size, bint batch, object stream, ob
                 "allocate", core.pool, "a thread that is not inside another call of this pool, as on_oom, a signal's "
                 "handler and a finalizer may be", hint="use try_allocate there, which takes what is free")
         request._gate = _SimpleQueue()
-        core.pool._have_carried_out(request)
+        core.pool._divide_effects(request)
     else:
         request.loop = core.loop_here()
         if seconds == never and core.default_timeout is not None:

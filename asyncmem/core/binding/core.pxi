@@ -758,7 +758,7 @@ cdef void _report_or_raise_soon(object error, object where) noexcept:
 
 
 cdef inline bint _may_wait(Effect job):
-    # For what the device has begun.
+    # Whether to carry it out may take until the device has done its work.
     return job.kind != "remap" and (job.kind != "grow" or bool(job.returns))
 
 

@@ -62,11 +62,16 @@ cdef int _set_handler(int number, object handler) except -1:
         restore(number, kept)
 
 
+def on_main_thread():
+    """Return whether an interrupt may come here."""
+    return threading.get_ident() == threading.main_thread().ident and PyInterpreterState_Get() == PyInterpreterState_Main()
+
+
 def hold_interrupts(call):
     """Make a call to its end: on the main thread, handlers of signals that come meanwhile run after it."""
     cdef _Interrupts interrupts
-    if threading.get_ident() != threading.main_thread().ident or PyInterpreterState_Get() != PyInterpreterState_Main():
-        return call()  # handlers run elsewhere
+    if not on_main_thread():
+        return call()
     interrupts = _Interrupts.__new__(_Interrupts)
     try:
         interrupts.hold()

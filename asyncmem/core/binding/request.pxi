@@ -55,7 +55,7 @@ cdef class Request:
     cdef readonly object _holder  # the number of the owner that was named for it, or None
     cdef readonly object _timeout  # seconds, as given
     cdef public list _jobs  # what the caller's thread has to carry out; None where it does not, or has left
-    cdef public bint _interruptible  # it leaves what may wait to others
+    cdef public bint _interruptible  # an interrupt may come to that thread, so it leaves what may wait to others
     cdef public object _gate  # what that thread blocks on
     cdef tuple sizes  # of a batch
     cdef object found, handed, failure

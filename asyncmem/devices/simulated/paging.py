@@ -131,7 +131,7 @@ class Paging:
                     self._map(stretch)
                     done = replace(done, mapped=done.mapped + len(stretch))
             except (DeviceError, OutOfMemoryError) as error:
-                done = replace(done, error=error.with_traceback(None))  # which keeps this frame, which keeps it
+                done = replace(done, error=error.with_traceback(None))  # or it would keep this frame, and so itself
             try:
                 self._release_spare()
             except DeviceError as error:
