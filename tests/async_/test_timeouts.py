@@ -191,8 +191,10 @@ def test_timers_are_gone_once_requests_are_served() -> None:
 async def test_the_loop_helps_a_thread_that_has_much_to_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread beside a busy loop hardly gets the interpreter's lock: alone it took half a minute for 100,000 ends."""
     async with AsyncMemoryPool("host", limit=MIB) as pool, pool.allocate_async(MIB):
+        core, worker, busy, over = pool._opened.core, pool._opened.worker, threading.Event(), threading.Event()
+        worker.submit(lambda: busy.set() or over.wait(60))  # else it may be the one that goes on
+        await anyio.to_thread.run_sync(busy.wait, 30)
         requests = [pool.allocate_async(512, timeout=3600) for _ in range(1000)]
-        core = pool._opened.core
         loop, posted = core.loop, []
         monkeypatch.setattr(type(loop), "soon", lambda _, call: posted.append(call) or True)
 
@@ -203,6 +205,7 @@ async def test_the_loop_helps_a_thread_that_has_much_to_carry_out(monkeypatch: p
         thread = threading.Thread(target=end_all)
         thread.start()
         thread.join()
+        over.set()
         assert [getattr(call, "__name__", "") for call in posted].count("carry_out") == 1
         assert pool.stats().timeouts == len(requests)  # and the thread goes on, because the loop may be held up
         for request in requests:
