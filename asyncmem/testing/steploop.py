@@ -14,6 +14,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
+if TYPE_CHECKING:
+    import socket
+
 T = TypeVar("T")
 
 
@@ -46,7 +49,7 @@ class StepLoop(asyncio.SelectorEventLoop):
     _selector: selectors.BaseSelector
     _stopping: bool
     if TYPE_CHECKING:
-        _ssock: object
+        _ssock: socket.socket
 
         def _process_events(self, event_list: list[tuple[selectors.SelectorKey, int]]) -> None: ...
         def _read_from_self(self) -> None: ...
@@ -102,11 +105,11 @@ class StepLoop(asyncio.SelectorEventLoop):
 
     def _poll(self, timeout: float) -> bool:
         """Queue the handles of ready files and due timers; return whether any file was ready."""
-        found = self._selector.select(timeout)
-        # The loop's own wake-up pipe is no task's step, and how many bytes wait in it depends on threads.
-        if any(key.fileobj is self._ssock for key, _ in found):
-            self._read_from_self()
-        self._process_events([one for one in found if one[0].fileobj is not self._ssock])
+        if found := self._selector.select(timeout):
+            # The loop's own wake-up pipe is no task's step, and how many bytes wait in it depends on threads.
+            if any(key.fd == self._ssock.fileno() for key, _ in found):
+                self._read_from_self()
+            self._process_events([one for one in found if one[0].fd != self._ssock.fileno()])
         self._drop_cancelled_timers()
         while self._scheduled and self._scheduled[0].when() <= self._now:
             self._ready.append(heapq.heappop(self._scheduled))

@@ -48,6 +48,21 @@ def test_hook_comes_before_each_handle() -> None:
     assert seen == [1, 2, 3]
 
 
+def test_a_wake_up_is_no_step() -> None:
+    """How often others wake the loop is up to them, so it does not change which step is which."""
+
+    async def woken(times: int) -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, StepLoop)
+        for _ in range(times):
+            loop.call_soon_threadsafe(int)
+            await asyncio.sleep(0)
+        await asyncio.sleep(1)
+        return loop.steps
+
+    assert run_steps(woken(5)) - run_steps(woken(0)) == 10
+
+
 def test_cancellation_from_the_hook_falls_between_steps() -> None:
     """A task cancelled by the hook gets its CancelledError at its next await."""
     loop = StepLoop()
