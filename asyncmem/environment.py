@@ -35,13 +35,12 @@ def read_environment(environ: Mapping[str, str], known: Collection[str]) -> dict
     A variable that names no known option may be meant for another version: it is only warned of, and once.
     """
     settings = dict(_entries(environ.get(CONF, ""), known))
-    for variable, name in _ours(environ):
+    for variable, name, text in _ours(environ):
         if name in known:
-            settings[name] = Setting(environ[variable], variable)
-    for variable, error in unknown_variables(environ, known):
-        if variable not in _warned:
+            settings[name] = Setting(text, variable)
+        elif variable not in _warned:
             _warned.add(variable)
-            warnings.warn(f"{error}; it is ignored", AsyncmemWarning, stacklevel=4)
+            warnings.warn(f"{_unknown(variable, known)}; it is ignored", AsyncmemWarning, stacklevel=4)
     return settings
 
 
@@ -50,14 +49,20 @@ _warned: Final[set[str]] = set()
 
 def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, InvalidRequest]]:
     """Return the variables that look like an option's and are none, each with the error that says so."""
-    names = [PREFIX + one.upper() for one in known]
-    return [(one, unknown_option(one, names, "environment")) for one, name in _ours(environ) if name not in known]
+    return [(one, _unknown(one, known)) for one, name, _ in _ours(environ) if name not in known]
 
 
-def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable != CONF and not variable.startswith(TESTS) and text.strip():
-            yield variable, variable.removeprefix(PREFIX).lower()
+def _unknown(variable: str, known: Collection[str]) -> UnknownOption:
+    return unknown_option(variable, [PREFIX + one.upper() for one in known], "environment")
+
+
+def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    # Text is asked for only where it is ours, because `os.environ` decodes it each time.
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable != CONF and not variable.startswith(TESTS):
+            text = environ[variable]
+            if text.strip():
+                yield variable, variable.removeprefix(PREFIX).lower(), text
 
 
 def unknown_option(name: str, known: Collection[str], what: str = "options") -> UnknownOption:
