@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import sys
 import warnings
@@ -49,6 +50,21 @@ settings.register_profile("searching", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 _FAILED = pytest.StashKey[bool]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have each worker of a whole run import other modules first: pytest takes long to rewrite the assertions of one.
+
+    It keeps the outcome in a file, which the other workers read.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    here = Path(__file__).parent
+    files = [file.relative_to(here.parent) for file in sorted(here.rglob("test_*.py"))]
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # collecting it tells
+            importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 @pytest.fixture(autouse=True, scope="module")
