@@ -113,9 +113,10 @@ def test_the_smallest_limit_is_found(invoke: Invoke) -> None:
 
 def test_patience_is_passed_on(invoke: Invoke) -> None:
     """As a share or as a time, for all policies at once."""
-    (one,) = figures(invoke, GNN, "--lag", "20ms", "--patience", "2%")
+    prefetch = str(TRACES / "stream_prefetch.npz")
+    (one,) = figures(invoke, prefetch, "--lag", "20ms", "--patience", "2%")
     assert 0 < one["wait_ms"] <= 0.02 * one["recorded_ms"]
-    (one,) = figures(invoke, GNN, "--lag", "20ms", "--patience", "1s")
+    (one,) = figures(invoke, prefetch, "--lag", "20ms", "--patience", "1s")
     assert one["waits"] > 0
 
 

@@ -80,7 +80,6 @@ class Plans(Spaces):
         foreign: bool = True, late: bool = True, parts: int = 16, early: bool = True,
     ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
         """Return a Plan for a request, or the entries that make it possible once they are done."""
-        self.look()
         self.need_stream(stream)
         if not 0 < nbytes <= MAX_SIZE:
             raise ValueError("size must be from 1 to 2**47 bytes")
@@ -280,7 +279,6 @@ class Plans(Spaces):
 
     def reclaim(self, nbytes: int) -> Plan | None:
         """Return a Plan that gives idle memory back, the oldest first."""
-        self.look()
         picking = Picking(self)
         chosen: list[Handle] = []
         while sum(handle.nbytes for handle in chosen) < nbytes and (handle := picking.next()) is not None:
@@ -292,7 +290,6 @@ class Plans(Spaces):
         """Return a Plan by which the largest handles that nobody uses come again in parts."""
         if most < 1:
             raise ValueError("there must be a part at least")
-        self.look()
         idle = [one for one in self.all_handles.values() if self.idle(one) is not None and self.ready(one, None)]
         large = [one for one in idle if one.nbytes >= 2 * size]
         large.sort(key=lambda one: (-one.nbytes, self.segments_by_id[one.segment].arena, one.address))

@@ -19,7 +19,7 @@ class Handle:
     nbytes: int
     uses: Entries = field(default_factory=dict)
     freed: int = 0
-    """When a block on it was freed last, or it was let go, by a count of both."""
+    """When a block on it was noted last, or it was let go, by a count of both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,29 @@ class Space:
     page: int
     handles: dict[int, Handle] = field(default_factory=dict)
     """By the address of each page that has memory."""
+    use: tuple[int, int] = (0, 0)
+    """The latest use by one stream alone."""
+    noted: set[int] = field(default_factory=set)
+    """The pages at whose handles it is noted."""
+
+    def put(self, address: int, nbytes: int, handle: Handle | None) -> None:
+        """Have a handle behind a range, or none; nothing is noted there."""
+        for page in self.pages(address, nbytes):
+            self.noted.discard(page)
+            if handle is None:
+                del self.handles[page]
+            else:
+                self.handles[page] = handle
+
+    def note(self, address: int, nbytes: int, use: tuple[int, int]) -> bool:
+        """Note a use at all pages of a range, and return whether it was noted there before."""
+        if use != self.use:
+            self.use = use
+            self.noted.clear()
+        pages = set(self.pages(address, nbytes))
+        before = pages <= self.noted
+        self.noted |= pages
+        return before
 
     def up(self, address: int) -> int:
         """Return the border of pages at or above an address."""
@@ -57,9 +80,7 @@ class Spaces(Takes):
         self.all_handles: dict[int, Handle] = {}
         self.handle_numbers: list[int] = []
         self.freed = 0
-        """How many blocks were freed, and handles let go."""
-        self.newest = 0, 0, (0, 0)
-        """The last block that was noted, and what it waits for; of several streams the last."""
+        """How many blocks were noted, and handles let go."""
         self.stamped: dict[int, int] = {}
         """The latest epoch of each stream that was noted as a use of a handle."""
 
@@ -88,7 +109,6 @@ class Spaces(Takes):
 
     def remove_space(self, segment: int) -> None:
         """Take a space out that has no memory mapped."""
-        self.look()
         space = self.space_of(segment)
         blocks = list(self.chain(self.segments_by_id[segment].first))
         if space.handles or any(block.state in {"lifted", "filling"} for block in blocks):
@@ -143,22 +163,16 @@ class Spaces(Takes):
         super().settle(block)
 
     def note(self, block: Block, entries: Entries) -> None:
-        """Note uses at each handle that a block lay on, unless it lay in the last one that was noted, with the same."""
-        start, end = block.address, block.address + block.granules * self.granule
-        first, last, use = self.newest
-        if len(entries) == 1 and first <= start and end <= last and use in entries.items():
+        """Note uses at each handle that a block lay on, unless they are noted there already."""
+        nbytes = block.granules * self.granule
+        if len(entries) == 1 and self.spaces[block.segment].note(block.address, nbytes, *entries.items()):
             return
         for stream, epoch in entries.items():
             self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
-        self.newest = start, end, max(entries.items(), default=(0, 0))
         self.freed += 1
         for handle in self.behind(block):
             self.stamp(handle, entries)
             self.make_newest(handle)
-
-    def look(self) -> None:
-        """Forget which block was noted last."""
-        self.newest = 0, 0, (0, 0)
 
     def stamp(self, handle: Handle, entries: Entries) -> None:
         """Note the uses of a block that lay on a handle."""
@@ -236,14 +250,12 @@ class Spaces(Takes):
         self.held_part(segment, address, nbytes, "filling").state = "lifted"
         number = self.handle_numbers.pop() if self.handle_numbers else len(self.all_handles)
         handle = self.all_handles[number] = Handle(number, segment, address, nbytes)
-        space = self.spaces[segment]
-        space.handles.update(dict.fromkeys(space.pages(address, nbytes), handle))
+        self.spaces[segment].put(address, nbytes, handle)
         self.reserved_bytes += nbytes
         self.note_reserved()
 
     def set_bare(self, segment: int, address: int, nbytes: int) -> None:
         """Note that a lifted handle has been unmapped; all uses of it were done."""
-        self.look()
         space = self.space_of(segment)
         handle = space.handles.get(address)
         if handle is None or (handle.address, handle.nbytes) != (address, nbytes):
@@ -251,15 +263,13 @@ class Spaces(Takes):
         if self.undone(handle.uses):
             raise ValueError("the handle is still in use")
         self.held_part(segment, address, nbytes, "lifted").state = "filling"
-        for page in space.pages(address, nbytes):
-            del space.handles[page]
+        space.put(address, nbytes, None)
         del self.all_handles[handle.number]
         self.handle_numbers.append(handle.number)
         self.reserved_bytes -= nbytes
 
     def set_moved(self, move: Move, segment: int) -> None:
         """Note that a lifted handle is mapped at another address as well; the old one is held until it is let go."""
-        self.look()
         space, target = self.space_of(move.segment), self.space_of(segment)
         handle = space.handles.get(move.address)
         if handle is None or (handle.address, handle.nbytes) != (move.address, move.nbytes):
@@ -269,10 +279,9 @@ class Spaces(Takes):
         block = self.held_part(segment, move.to, move.nbytes, "filling")
         block.state = "lifted"
         self.bring_uses(block, handle)
-        for page in space.pages(move.address, move.nbytes):
-            del space.handles[page]
+        space.put(move.address, move.nbytes, None)
         handle.segment, handle.address = segment, move.to
-        target.handles.update(dict.fromkeys(target.pages(move.to, move.nbytes), handle))
+        target.put(move.to, move.nbytes, handle)
 
     def bring_uses(self, block: Block, handle: Handle) -> None:
         """Let a block wait for what the memory that came to it waits for."""
@@ -281,7 +290,6 @@ class Spaces(Takes):
 
     def let_go(self, segment: int, address: int, nbytes: int) -> None:
         """End the lifting of a range: it is free, with the memory that it has now."""
-        self.look()
         space, end = self.space_of(segment), address + nbytes
         inside = [b for b in self.chain(self.segments_by_id[segment].first) if address <= b.address < end]
         held = [b for b in inside if b.state in {"lifted", "filling"}]
@@ -369,7 +377,6 @@ class Spaces(Takes):
 
     def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Return the bytes of idle handles, and their uses that are not done."""
-        self.look()
         found = [handle for handle in self.all_handles.values() if self.idle(handle) is not None]
         uses: Entries = {}
         for handle in found:
@@ -393,7 +400,6 @@ class Spaces(Takes):
 
     def handles(self) -> list[Piece]:
         """Return every handle that is mapped."""
-        self.look()
         return [
             Piece(handle.segment, handle.address, handle.nbytes, listed(self.undone(handle.uses)))
             for _, handle in sorted(self.all_handles.items())

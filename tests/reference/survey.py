@@ -134,7 +134,6 @@ class Survey(Plans):
 
     def check(self) -> None:
         """Raise HeapCorrupted when blocks do not fill their segments, lists do not hold them, or bytes are lost."""
-        self.look()
         for leases in (False, True):
             for _, segment, blocks in self.walk(leases=leases):
                 self._check_segment(segment, blocks)

@@ -203,11 +203,6 @@ private:
         Journal::Turn turn_;
         std::lock_guard<Lock> guard_;
     };
-    // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
-    class Noted : Coalesced {
-    public:
-        explicit Noted(const Heap& heap) : Coalesced(heap) { const_cast<Heap&>(heap).catch_up(); }
-    };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
     uint64_t unused() const { return reserved_ - accounts_[0].live - cached_ - lifted_; }  // free, outside of leases
@@ -350,21 +345,13 @@ private:
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_around(const Space& space, uint64_t address, uint64_t nbytes, State state) const;
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
-    // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already: what
-    // lay within the block that was noted last, and waits for the same, is not noted.
+    // Note what a freed block still waits for at each handle that it lay on, unless that is noted there already.
     void note_free(const Node& node) {
-        if (!segments_[node.segment].space) return;
-        const RecentFrees::Newest& newest = notes_.newest;
-        bool within = newest.address <= node.address && node.address + bytes(node) <= newest.address + newest.nbytes;
-        bool same = node.epoch && newest.epoch == node.epoch && newest.stream == node.stream;
-        if (!within || !same || node.more) note_uses(node);
+        Space* space = segments_[node.segment].space.get();
+        if (!space) return;
+        if (node.more || !node.epoch || !space->note(node.address, bytes(node), node.stream, node.epoch)) note_uses(node);
     }
     void note_uses(const Node& node);
-    static constexpr uint32_t few_handles = 4;
-    bool note_at_few(const Node& node);
-    void note_later(const Node& node);
-    void note_at(HandleId id, const RecentFree& note);
-    void catch_up();
     void find_holes() const;
     BlockId idle(const Handle& handle) const;
     std::vector<HandleId> idle_handles() const;
@@ -415,7 +402,6 @@ private:
     Slots<Arena> arenas_{2};
     Slots<Segment> segments_;
     Handles handles_;
-    RecentFrees notes_;  // what was freed on them, and is not noted there yet
     Deferred deferred_;
     BlockId newest_ = 0;    // the latest that was placed
     uint64_t in_turn_ = 0;  // how many blocks in a row were freed before another was placed

@@ -77,7 +77,7 @@ void Heap::placed_from(uint64_t nbytes) {
 
 void Heap::remove_space(uint32_t segment) {
     ASYNCMEM_WRITTEN(remove_space, segment);
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Space& space = space_of(segment);
     if (segments_[segment].mapped || !space.held.empty()) refuse_argument("the space has memory mapped");
     for (BlockId block = segments_[segment].first, next; block; block = next) {
@@ -99,54 +99,17 @@ Space& Heap::space_of(uint32_t segment) const {
 }
 
 [[gnu::noinline]] void Heap::note_uses(const Node& node) {
-    if (node.more || !note_at_few(node)) [[unlikely]] note_later(node);
-}
-
-// Note at once a block that waits for one stream at most, if it lay on no more than a few handles, as the size of the first
-// lets expect, that no other stream has used; where it returns false it is noted again.
-inline bool Heap::note_at_few(const Node& node) {
-    const Space& space = *segments_[node.segment].space;
-    uint64_t at = node.address, end = at + bytes(node);
-    HandleId id = space.handle(at);
-    if (bytes(node) > few_handles * handles_[id].nbytes) return false;
-    handles_.next();
-    for (uint32_t left = few_handles; left; --left) {
-        if (!id || !handles_.note_newest(id, {node.stream, node.epoch})) return false;
-        at = handles_[id].address + handles_[id].nbytes;
-        if (at >= end) {
-            notes_.newest = {node.address, bytes(node), node.epoch, node.stream};
-            return true;
-        }
-        id = space.handle(at);
-    }
-    return false;
-}
-
-// Note it with what is freed after it.
-[[gnu::noinline]] void Heap::note_later(const Node& node) {
+    uint64_t freed = handles_.next();
     auto note = [&](const Entry& use) {
-        if (notes_.full()) catch_up();  // which forgets the newest
-        notes_.add({node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment});
-        notes_.newest = {node.address, bytes(node), use.epoch, use.stream};
+        segments_[node.segment].space->each(node.address, bytes(node), handles_, [&](HandleId id) {
+            if (!handles_.note(id, freed, use)) [[unlikely]] handles_.set_uses(id, joined(uses(id), {use}));
+        });
     };
-    if (node.more) {
+    if (node.more) [[unlikely]] {
         std::ranges::for_each(entry_pool_[node.more], note);
     } else {
         note({node.stream, node.epoch});
     }
-}
-
-inline void Heap::note_at(HandleId id, const RecentFree& note) {
-    Entry use{note.stream, note.epoch};
-    if (!handles_.note(id, note.freed, use)) [[unlikely]] handles_.set_uses(id, joined(uses(id), {use}));
-}
-
-// Note at the handles all that was freed on them so far.
-void Heap::catch_up() {
-    notes_.take(paged_from_ << shift_, [this](const RecentFree& note) {
-        auto look = [&](HandleId id) { note_at(id, note); };
-        segments_[note.segment].space->each(note.address, note.nbytes, handles_, look);
-    });
 }
 
 // Find the free blocks that may have a handle in them; they are known until others are cut or joined, but by lift().
@@ -263,7 +226,7 @@ void Heap::set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) {
 }
 
 void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Space& space = space_of(segment);
     HandleId id = space.handle(address);
     const Handle& handle = handles_[id];
@@ -280,7 +243,7 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
 // A handle is mapped at another address as well, which has all that it owes. The old one is held until it is let go, for the
 // device may still work there.
 void Heap::set_moved(const Move& move, uint32_t segment) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Space &from = space_of(move.segment), &to = space_of(segment);
     HandleId id = from.handle(move.address);
     if (!id || handles_[id].address != move.address || handles_[id].nbytes != move.nbytes)
@@ -299,7 +262,7 @@ void Heap::set_moved(const Move& move, uint32_t segment) {
 }
 
 void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Space& space = space_of(segment);
     auto found = space.held.find(address);
     BlockId first = found == space.held.end() ? 0 : found->second;
@@ -395,7 +358,7 @@ BlockId Heap::reunite(BlockId block) {
 }
 
 std::vector<Piece> Heap::handles() const {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     std::vector<Piece> all;
     for (HandleId id = 1; id < handles_.all().size(); ++id)
         if (const Handle& handle = handles_[id]; handle.nbytes)
@@ -404,7 +367,7 @@ std::vector<Piece> Heap::handles() const {
 }
 
 Piece Heap::idle_memory() const {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Piece all;
     find_holes();
     for (HandleId id : idle_handles()) {
@@ -417,7 +380,6 @@ Piece Heap::idle_memory() const {
 std::vector<uint32_t> Heap::unfenced() const {
     std::lock_guard lock(lock_);
     Entries latest;
-    for (const RecentFree& note : notes_.all()) include(latest, {note.stream, note.epoch});
     handles_.each_use([&](const Entry& use) { include(latest, use); });
     std::vector<uint32_t> found;
     for (const Entry& use : latest)

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -63,15 +61,6 @@ public:
     // What comes now has this number.
     uint64_t next() { return ++count_; }
 
-    // Note what is freed now where its stream alone has used the handle; else return false.
-    bool note_newest(HandleId id, const Entry& use) {
-        Handle& handle = table_[id];
-        handle.freed = count_;
-        if (handle.more || handle.stream != use.stream) return false;
-        handle.epoch = std::max(handle.epoch, use.epoch);
-        return true;
-    }
-
     // Note a free, and its use where all that is known are uses by the same stream; else return false.
     bool note(HandleId id, uint64_t freed, const Entry& use) {
         Handle& handle = table_[id];
@@ -89,104 +78,6 @@ private:
     uint64_t count_ = 0;
 };
 
-// Where a block lay that was freed, and a stream that it waits for; epoch 0: none.
-struct RecentFree {
-    uint64_t address = 0, nbytes = 0;
-    uint64_t epoch = 0, freed = 0;
-    uint32_t stream = 0, segment = 0;
-};
-
-// Ranges that were added, apart from each other.
-class Cover {
-public:
-    // Add a range, and tell of each part that was not covered before: look(from, to), in the order of addresses.
-    template <class Look>
-    void add(uint64_t from, uint64_t to, Look look) {
-        auto covers = [&](const Part& part) { return part.from <= from && to <= part.to; };
-        if (last_ < parts_.size() && covers(parts_[last_])) return;
-        auto at = std::ranges::lower_bound(parts_, from, {}, &Part::to);
-        last_ = static_cast<size_t>(at - parts_.begin());
-        if (at != parts_.end() && covers(*at)) return;
-        Part whole{from, to};
-        auto first = at;
-        for (; at != parts_.end() && at->from <= to; ++at) {
-            if (from < at->from) look(from, at->from);
-            from = std::max(from, at->to);
-            whole = {std::min(whole.from, at->from), std::max(whole.to, at->to)};
-        }
-        if (from < to) look(from, to);
-        if (first == at) {
-            parts_.insert(at, whole);
-        } else {
-            *first = whole;
-            parts_.erase(first + 1, at);
-        }
-    }
-
-private:
-    struct Part {
-        uint64_t from, to;
-    };
-    std::vector<Part> parts_;  // by address
-    size_t last_ = 0;          // the latest that was looked at, which often covers the next, too
-};
-
-// What was freed on pages lately, before it is noted at the handles there. Most of it says nothing beside what was freed
-// there later, so a program that frees the same pages again and again pays for next to none of those notes.
-class RecentFrees {
-public:
-    bool full() const { return count_ == most; }
-    void add(const RecentFree& note) { notes_[count_++] = note; }
-    std::span<const RecentFree> all() const { return {notes_.data(), count_}; }
-
-    // What was freed last since somebody looked at the handles, whether it is here or noted there at once.
-    struct Newest {
-        uint64_t address = 0, nbytes = 0, epoch = 0;
-        uint32_t stream = 0;
-    } newest{};
-
-    // Take them all: look(note), with what is left of the pages of each without what later ones say as well.
-    template <class Look>
-    void take(uint64_t page, Look look) {
-        newest = {};
-        covers_.clear();
-        for (; count_; --count_) {
-            RecentFree note = notes_[count_ - 1];
-            uint64_t from = note.address & ~(page - 1), to = (note.address + note.nbytes + page - 1) & ~(page - 1);
-            auto leave = [&](uint64_t begin, uint64_t end) {
-                note.address = begin;
-                note.nbytes = end - begin;
-                look(note);
-            };
-            StreamCover& cover = cover_of(note.stream);
-            if (note.epoch && note.epoch <= cover.least) {
-                cover.ranges.add(from, to, leave);
-                cover.least = note.epoch;
-            } else {  // it may say more than what covers it
-                leave(from, to);
-            }
-        }
-    }
-
-private:
-    struct StreamCover {
-        uint32_t stream;
-        uint64_t least = UINT64_MAX;  // the oldest use that covers any
-        Cover ranges;
-    };
-    static constexpr uint32_t most = 256;
-
-    StreamCover& cover_of(uint32_t stream) {
-        for (StreamCover& one : covers_)
-            if (one.stream == stream) return one;
-        return covers_.emplace_back(StreamCover{.stream = stream, .ranges = {}});
-    }
-
-    std::array<RecentFree, most> notes_;
-    uint32_t count_ = 0;
-    std::vector<StreamCover> covers_;
-};
-
 // A range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
 class Space {
 public:
@@ -201,7 +92,31 @@ public:
         return p < pages_.size() ? pages_[p] : 0;
     }
     void set_handle(const Handle& handle, HandleId id) {
-        for (uint64_t a = handle.address; a < handle.address + handle.nbytes; a += page()) at(a) = id;
+        uint64_t p = (handle.address - address_) >> shift_, end = p + (handle.nbytes >> shift_);
+        if (end > pages_.size()) {
+            pages_.resize(std::max<size_t>(end, pages_.size() * 5 / 4));
+            noted_.resize(pages_.size() / 64 + 1);
+        }
+        for (; p < end; ++p) {
+            pages_[p] = id;
+            noted_[p / 64] &= ~(uint64_t{1} << p % 64);
+        }
+        last_from_ = UINT64_MAX;
+    }
+
+    // Note a use at all pages of a range, and tell whether it was noted there before: a program that frees the same pages again
+    // and again asks about no handle. Only the latest use is known, so whoever uses another stream in between asks each time.
+    bool note(uint64_t address, uint64_t nbytes, uint32_t stream, uint64_t epoch) {
+        if (noted_stream_ != stream || noted_epoch_ != epoch) [[unlikely]] note_anew(stream, epoch);
+        uint64_t from = (address - address_) >> shift_, to = (address + nbytes - 1 - address_) >> shift_;
+        if ((last_from_ <= from) & (to <= last_to_)) return true;
+        last_from_ = from;
+        last_to_ = to;
+        uint64_t first = UINT64_MAX << from % 64, last = UINT64_MAX >> (63 - to % 64);
+        if (from / 64 == to / 64) return note_word(from / 64, first & last);
+        bool all = note_word(from / 64, first);
+        for (uint64_t word = from / 64 + 1; word < to / 64; ++word) all &= note_word(word, UINT64_MAX);
+        return note_word(to / 64, last) && all;
     }
 
     // How many pages of a range have no handle behind them.
@@ -242,15 +157,30 @@ public:
     std::vector<BlockId> holes;        // blocks of a page or more in the free index, by address, while they are looked for
 
 private:
-    HandleId& at(uint64_t address) {
-        uint64_t p = (address - address_) >> shift_;
-        if (p >= pages_.size()) pages_.resize(std::max<size_t>(p + 1, pages_.size() * 5 / 4));
-        return pages_[p];
+    bool note_word(uint64_t word, uint64_t pages) {
+        if ((noted_[word] & pages) == pages) return true;
+        noted_[word] |= pages;
+        noted_from_ = std::min(noted_from_, word);
+        noted_to_ = std::max(noted_to_, word + 1);
+        return false;
+    }
+
+    [[gnu::noinline]] void note_anew(uint32_t stream, uint64_t epoch) {
+        noted_stream_ = stream;
+        noted_epoch_ = epoch;
+        if (noted_from_ < noted_to_) std::fill(noted_.data() + noted_from_, noted_.data() + noted_to_, 0);
+        noted_from_ = last_from_ = UINT64_MAX;
+        noted_to_ = last_to_ = 0;
     }
 
     uint64_t address_;
     uint32_t shift_;
+    uint32_t noted_stream_ = 0;
+    uint64_t noted_epoch_ = 0;
+    uint64_t noted_from_ = UINT64_MAX, noted_to_ = 0;  // the words that have bits
+    uint64_t last_from_ = UINT64_MAX, last_to_ = 0;    // pages that were noted together, the last that were asked for
     std::vector<HandleId> pages_;
+    std::vector<uint64_t> noted_;  // a bit for each page at whose handle a use in that epoch of that stream is noted
 };
 
 }  // namespace asyncmem

@@ -156,7 +156,7 @@ uint64_t Heap::bare_behind(const Space& space, uint64_t from, uint64_t end) {
 
 Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare, bool early,
                 bool moves) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Plan plan;
     need_stream(ask.stream);
     if (ask.nbytes - 1 >= max_size) refuse_argument("size must be from 1 to 2**47 bytes");
@@ -301,7 +301,7 @@ Heap::Spot Heap::cheapest(const Space& space, uint64_t nbytes, uint32_t stream, 
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Plan plan;
     Picking picking(*this, {0, 0}, 0);
     std::vector<HandleId> chosen;
@@ -317,7 +317,7 @@ Plan Heap::reclaim(uint64_t nbytes) {
 }
 
 Plan Heap::plan_split(uint64_t size, uint64_t most) {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Plan plan;
     if (!most) refuse_argument("there must be a part at least");
     find_holes();

@@ -181,7 +181,7 @@ std::string at(uint64_t address, const char* what) { return std::string(what) + 
 }  // namespace
 
 std::string Heap::check() const {
-    Noted noted(*this);
+    Coalesced coalesced(*this);
     Sums sums{.charged = std::vector<uint64_t>(accounts_.size()), .requested = std::vector<uint64_t>(accounts_.size())};
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         if (!segments_[s].used) continue;
