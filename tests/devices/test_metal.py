@@ -133,11 +133,11 @@ class TestWork:
         stream, done = metal.create_stream(), []
         submit = stream.work.submit
 
-        def interrupted(encode: Any) -> None:
+        def interrupted(encode: Any, *behind: Any) -> None:
             """Have more of it asked for on this very thread, as a finalizer may."""
             monkeypatch.undo()
             stream.run_on_host(partial(done.append, "before"))
-            submit(encode)
+            submit(encode, *behind)
             stream.run_on_host(partial(done.append, "behind"))
 
         monkeypatch.setattr(stream.work, "submit", interrupted)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -108,3 +109,26 @@ def test_work_that_fails_is_told_and_nobody_waits_for_it_for_ever() -> None:
             assert not run(device)[0] or not run(device)[0]
             device.close()
     assert told - {""} == {f"MTLCommandBuffer failed on metal:0: {TIMED_OUT} (2)"}
+
+
+def test_the_host_is_waited_for_though_its_place_in_the_queue_fails() -> None:
+    """It goes on with memory that would be given back else."""
+    with a_machine() as machine, in_place(machine):
+        device = Metal()
+        stream = device.create_stream()
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            goes_on.wait(30)
+
+        machine.fail_work(nth=2)  # behind the fence of what comes before
+        stream.run_on_host(work)
+        fence = stream.record()
+        assert begun.wait(30)
+        assert not fence.outlast(0.2)
+        goes_on.set()
+        assert fence.outlast(30)
+        with pytest.raises(DeviceError, match="MTLCommandBuffer failed"):
+            fence.done()
+        device.close()

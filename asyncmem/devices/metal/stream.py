@@ -38,9 +38,24 @@ class Submitted:
 
     position: int
     work: MTLCommandBuffer
-    behind: tuple[MetalFence, ...]
+    behind: tuple[MetalFence | HostWork, ...]
     signals: int
     """What it sets the queue's event to, or 0."""
+
+
+@dataclass(slots=True, eq=False)
+class HostWork:
+    """What the host does in the order of a queue; it uses memory to its end, also if its place in the queue fails."""
+
+    ended: bool = False
+
+    def over(self) -> bool:
+        """Return whether it has been done."""
+        return self.ended
+
+    def done(self) -> bool:
+        """Return the same: it never fails."""
+        return self.ended
 
 
 @dataclass(slots=True)
@@ -85,8 +100,8 @@ class Commands(WorkQueue["MetalFence"]):
         """The thread of what the host does."""
         return self.host_queue
 
-    def submit(self, encode: Callable[[MTLCommandBuffer], object], *behind: MetalFence) -> None:
-        """Submit what `encode` writes, which waits for these fences.
+    def submit(self, encode: Callable[[MTLCommandBuffer], object], *behind: MetalFence | HostWork) -> None:
+        """Submit what `encode` writes, which waits for these.
 
         Raises:
             DeviceError: Metal fails; nothing has been submitted then.
@@ -147,7 +162,9 @@ class Commands(WorkQueue["MetalFence"]):
         self._look()
         return self.driver.get(self.queue.commandBuffer)
 
-    def _commit(self, work: MTLCommandBuffer, *, behind: tuple[MetalFence, ...] = (), signals: int = 0) -> Submitted:
+    def _commit(
+        self, work: MTLCommandBuffer, *, behind: tuple[MetalFence | HostWork, ...] = (), signals: int = 0
+    ) -> Submitted:
         self.driver.call(work.commit)
         self._submitted += 1
         submitted = Submitted(self._submitted, work, behind, signals)
@@ -163,7 +180,7 @@ class Commands(WorkQueue["MetalFence"]):
                 return
             status = self.driver.call(first.work.status)
             # Asked in any case: the queue of one that fails has to note that.
-            waits = [fence for fence in first.behind if not fence.over()]
+            waits = [one for one in first.behind if not one.over()]
             if status not in (COMPLETED, FAILED) or waits:
                 return
             with self.driver.pool():
@@ -185,9 +202,9 @@ class Commands(WorkQueue["MetalFence"]):
 
 def _error_before(one: Submitted) -> DeviceError | None:
     """Return what failed of that which it was behind, and so is a failure of what is behind it."""
-    for fence in one.behind:
+    for earlier in one.behind:
         try:
-            fence.done()
+            earlier.done()
         except DeviceError as error:
             return error
     return None
@@ -262,10 +279,11 @@ class MetalStream(QueueStream[MetalFence]):
         # First a place in the thread's order, then one in the queue's: a call in between, be it of a finalizer on
         # this very thread, would else come before this in the one and behind it in the other, and both wait for ever.
         holds: SimpleQueue[bool] = SimpleQueue()
-        self.work.host_queue.submit(partial(_carry_out, holds, before, work, gate))
+        ours = HostWork()
+        self.work.host_queue.submit(partial(_carry_out, holds, before, work, ours, gate))
         given = False
         try:
-            self.work.submit(partial(_wait_for, driver, gate))
+            self.work.submit(partial(_wait_for, driver, gate), ours)
             given = True
         finally:
             holds.put(given)
@@ -275,10 +293,13 @@ def _wait_for(driver: Driver, gate: MTLSharedEvent, work: MTLCommandBuffer) -> N
     driver.call(work.encodeWaitForEvent_value_, gate, SIGNALLED)
 
 
-def _carry_out(holds: SimpleQueue[bool], before: MetalFence, work: Callable[[], None], gate: MTLSharedEvent) -> None:
+def _carry_out(
+    holds: SimpleQueue[bool], before: MetalFence, work: Callable[[], None], ours: HostWork, gate: MTLSharedEvent
+) -> None:
     if holds.get():  # the queue is held up for it
         before.outlast()  # what failed of it is raised where a fence behind this is waited for
         try:
             work()
         finally:
+            ours.ended = True
             gate.setSignaledValue_(SIGNALLED)
