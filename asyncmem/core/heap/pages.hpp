@@ -18,7 +18,7 @@ using HandleId = uint32_t;  // 0 means "no handle"
 // used later.
 struct Handle : Owed {
     uint64_t address = 0, nbytes = 0;
-    uint64_t freed = 0;  // when a block on it was freed last, or it was let go, by a count of both
+    uint64_t freed = 0;  // when a free on it was noted last, or it was let go, by a count of both
     uint32_t segment = 0;
 };
 
@@ -64,7 +64,7 @@ public:
     // Note a free, and its use where all that is known are uses by the same stream; else return false.
     bool note(HandleId id, uint64_t freed, const Entry& use) {
         Handle& handle = table_[id];
-        handle.freed = std::max(handle.freed, freed);
+        handle.freed = freed;
         if (!use.epoch) return true;
         if (handle.more || (handle.epoch && handle.stream != use.stream)) return false;
         handle.stream = use.stream;
