@@ -5,6 +5,7 @@ After any of these the pool is usable or closed, never in between, and nothing i
 
 import reprlib
 from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall, owner_table
 from asyncmem.figures import format_count, format_duration, format_size
@@ -23,6 +24,13 @@ class AsyncmemError(Exception):
     def __reduce__(self) -> tuple[Callable[..., "AsyncmemError"], tuple[object, ...]]:
         """Rebuild from the finished sentence: constructors take facts, which `Exception` would not hand them again."""
         return _restore, (type(self), self.args, self.__dict__.copy())
+
+    def __copy__(self) -> Self:
+        """Copy the facts, and nothing of where it came up: frames keep alive what they hold.
+
+        Without it, tblib, which distributed imports, would have copies keep the frames and what it was raised from.
+        """
+        return _restore(type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(AsyncmemError, ValueError):
@@ -352,7 +360,10 @@ def _show(value: object) -> str:
     return printable(reprlib.repr(value))
 
 
-def _restore(kind: type[AsyncmemError], args: tuple[object, ...], facts: dict[str, object]) -> AsyncmemError:
+_Error = TypeVar("_Error", bound=AsyncmemError)
+
+
+def _restore(kind: type[_Error], args: tuple[object, ...], facts: dict[str, object]) -> _Error:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(facts)

@@ -1,6 +1,7 @@
 """Errors carry facts, make their own sentence, and survive a copy to another process."""
 
 import copy
+import copyreg
 import pickle
 
 import pytest
@@ -208,3 +209,21 @@ def test_invalid_request_shows_what_came_without_keeping_it() -> None:
     assert InvalidRequest("size", 10**6000, "less").got == "an integer of 19932 bits"
     assert len(InvalidRequest("name", "x" * 9000, "less").got) < 60
     assert InvalidRequest("buffer", Described("a buffer of pool 'a'"), "one of pool 'b'").got == "a buffer of pool 'a'"
+
+
+def test_a_copy_keeps_nothing_of_where_the_error_came_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where distributed is imported, whose tblib has copies of errors keep frames, and what they came from."""
+    support = pytest.importorskip("tblib.pickling_support")
+    monkeypatch.setitem(copyreg.dispatch_table, InvalidRequest, support.pickle_exception)
+
+    def fail() -> None:
+        try:
+            int("none")
+        except ValueError as error:
+            raise InvalidRequest("size", 0, "more") from error
+
+    with pytest.raises(InvalidRequest) as raised:
+        fail()
+    twin = copy.copy(raised.value)
+    assert (str(twin), vars(twin)) == (str(raised.value), vars(raised.value))
+    assert twin.__traceback__ is twin.__cause__ is twin.__context__ is None

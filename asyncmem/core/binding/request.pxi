@@ -276,7 +276,7 @@ cdef class Request:
     def _withdraw(self, error):
         """Fail with an error, unless it is done."""
         if self._id and not self.ended:
-            self.failure = copy(error).with_traceback(None)  # its frames may keep this request; tblib copies them
+            self.failure = copy(error)  # without the frames it went through, which may keep this request
             self._core.s.fail(self._id, CReason.Error, self._core.now())
             self._core.carry_out()
 
