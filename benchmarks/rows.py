@@ -270,7 +270,7 @@ def replay(peer: Allocator, task: Task) -> Iterator[Measured]:
         trace, name = read(file), Path(file).stem
         yield _replay(peer, task, trace, name)
         if isinstance(peer, AsyncmemPool) and peer.device.kind != "host":
-            other = "virtual" if peer.device.prefers_pages else "paged"
+            other = "stream_ordered" if peer.device.prefers_pages else "paged"
             with peer.tuned(segments=other):
                 yield _replay(peer, task, trace, f"{name}, {other}")
 

@@ -132,8 +132,8 @@ def replay(
     \b
     A POLICY is a kind of segments, and settings after commas:
       paged           pages below reserved addresses; what is in no use is moved
-      virtual         segments, each by itself
       stream_ordered  segments of a pool of the driver's, which become one where they lie side by side
+      apart           segments that never become one, as those of the host
       direct          each request from the driver
 
     take_back=off leaves pages where they are, patience=2% lets growth wait for that share of the time; the others

@@ -261,7 +261,7 @@ class Device(ABC):
         )
 
     def reserve(self, nbytes: int) -> int:
-        """Keep a range of addresses, whole pages, with no memory behind it; the "virtual" kind in another shape."""
+        """Keep a range of addresses, whole pages, with no memory behind it."""
         raise InvalidRequest("reserve()", nbytes, f"a device with pages, which {self.name!r} has not")
 
     def unreserve(self, address: int, nbytes: int) -> None:

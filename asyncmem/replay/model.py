@@ -244,7 +244,7 @@ def _reserved(device: Device, nbytes: int) -> Iterator[tuple[int, _Remap]]:
 
 # -- how memory is got -------------------------------------------------------------------------------------------------
 
-KINDS: Final = ("paged", "virtual", "stream_ordered", "direct")
+KINDS: Final = ("paged", "apart", "stream_ordered", "direct")
 """The kinds of segments that can be replayed."""
 
 MATTERS: Final = (
@@ -270,8 +270,8 @@ class Policy:
     """How memory is got; without arguments by pages below reserved addresses.
 
     Attributes:
-        segments: "paged" (pages below reserved addresses), "virtual", "stream_ordered" (which become one where they lie
-            side by side and are free in a stream's order) or "direct".
+        segments: "paged" (pages below reserved addresses), "stream_ordered" (segments, which become one where they lie
+            side by side and are free in a stream's order), "apart" (those that never do) or "direct".
         take_back: Whether idle memory is used again before more than ever is taken: pages are moved, segments
             go back; for all but "direct".
         patience: How long growth may wait before more than ever is taken; for all but "direct".
@@ -331,7 +331,7 @@ def policy_like(text: str) -> str:
         InvalidRequest: There is no such option, or its value cannot be right.
     """
     kind = pool_options(text).segments
-    segments = kind if kind in KINDS else "virtual"  # those of other devices stay apart, too
+    segments = kind if kind in KINDS else "apart"  # the segments of the host and of other devices
     _, settings = _read(text, "auto")
     return ",".join([segments, *(f"{name}={value}" for name, value in settings.items() if name in _REPLAYED)])
 

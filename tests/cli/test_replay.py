@@ -359,9 +359,9 @@ class TestOnADevice:
 
     def test_policies_are_options_of_a_pool(self, invoke: Invoke) -> None:
         """Those too that have no effect on the model."""
-        arguments = ("--device", "simulated", "--policy", "virtual,overlap=0", "--policy", "segment_size=1GiB")
+        arguments = ("--device", "simulated", "--policy", "stream_ordered,overlap=0", "--policy", "segment_size=1GiB")
         found = figures(invoke, STREAMS, *arguments)
-        assert [one["policy"] for one in found] == ["virtual,overlap=0", "segment_size=1GiB"]
+        assert [one["policy"] for one in found] == ["stream_ordered,overlap=0", "segment_size=1GiB"]
         assert found[0]["peak_reserved"] < found[1]["peak_reserved"]
 
     def test_limits_and_lags_are_passed_on(self, invoke: Invoke) -> None:

@@ -161,7 +161,7 @@ def test_readers_that_name_no_stream_end_no_capture(pool: AsyncMemoryPool, strea
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("segments", ["virtual", "stream_ordered", "paged"])
+@pytest.mark.parametrize("segments", ["stream_ordered", "paged"])
 async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda, stream: int, segments: str) -> None:
     """Nobody else has to free anything for that, and meanwhile the worker does not try again and again."""
     async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0, segments=segments) as pool:

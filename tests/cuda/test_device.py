@@ -13,20 +13,18 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Cuda, Device, Host, Simulated, Stream, device
-from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.devices.gpu.virtual import MIB, VirtualSegments, handles
 from asyncmem.devices.host_memory import bytes_at
 from asyncmem.devices.memory_checker import Sanitizer
-from asyncmem.devices.ranges import Ranges
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
 from .vendors import Kinds
 
-KINDS = ["virtual", "stream_ordered", "direct"]
+MIB = 1 << 20
+KINDS = ["stream_ordered", "direct"]
 
-VIRTUAL_SUPPORTED, POOLS_SUPPORTED = 102, 115
+MAPPING_SUPPORTED, POOLS_SUPPORTED = 102, 115
 
 
 def write_and_read(gpu: Gpu, address: int, nbytes: int) -> None:
@@ -121,16 +119,18 @@ class TestOpening:
 
     @pytest.mark.fake_only
     def test_auto_takes_what_the_device_has(self, fake: FakeDriver) -> None:
-        """Mapping where it can be had, else the driver's pools, else plain memory, which is always there."""
+        """Pages where memory can be mapped, else the driver's pools, else plain memory, which is always there."""
         found = []
-        for missing in ((), (VIRTUAL_SUPPORTED,), (VIRTUAL_SUPPORTED, POOLS_SUPPORTED)):
-            for attribute in missing:
-                fake.attribute(0, attribute, 0)
+        for missing in (None, MAPPING_SUPPORTED, POOLS_SUPPORTED):
+            if missing is not None:
+                fake.attribute(0, missing, 0)
             gpu = Cuda()
-            found.append(gpu.segment_kinds)
-            gpu.free_segment(gpu.allocate_segment(1))
+            found.append((gpu.prefers_pages, *gpu.segment_kinds))
+            segment = gpu.allocate_segment(1)
+            gpu.default_stream.synchronize_blocking()
+            gpu.free_segment(segment)
             gpu.close()
-        assert found == [("virtual", "stream_ordered", "direct"), ("stream_ordered", "direct"), ("direct",)]
+        assert found == [(True, "stream_ordered", "direct"), (False, "stream_ordered", "direct"), (False, "direct")]
 
     def test_what_was_chosen_comes_first(self, driver: FakeDriver | None) -> None:
         """So "auto" of a pool means it."""
@@ -145,8 +145,7 @@ class TestOpening:
         ("of_the_device", "of_the_pool", "kind"),
         [
             ("auto", "auto", "paged"),
-            ("auto", "virtual", "virtual"),
-            ("virtual", "auto", "virtual"),
+            ("auto", "stream_ordered", "stream_ordered"),
             ("stream_ordered", "auto", "stream_ordered"),
             ("stream_ordered", "paged", "paged"),
         ],
@@ -171,7 +170,7 @@ class TestOpening:
         )
         gpu = Cuda()
         with AsyncMemoryPool(gpu) as pool, pool.allocate(1):
-            assert {segment.kind for segment in pool.segments()} == {"virtual"}
+            assert {segment.kind for segment in pool.segments()} == {"stream_ordered"}
         gpu.close()
 
     @pytest.mark.fake_only
@@ -229,7 +228,7 @@ class TestSegments:
         """What the driver has given to anybody is not free."""
         before = gpu.memory()
         other = type(gpu)()
-        segment = other.allocate_segment(64 * MIB)
+        segment = other.allocate_segment(64 * MIB, "direct")
         after = gpu.memory()
         assert after.total == before.total == gpu.capacity
         assert after.free <= before.free - 64 * MIB
@@ -248,7 +247,7 @@ class TestSegments:
         """Each has its own segments, and takes the other's streams."""
         other = type(gpu)()
         assert other.context.handle == gpu.context.handle
-        segment = other.allocate_segment(MIB)
+        segment = other.allocate_segment(MIB, "direct")
         with pytest.raises(InvalidRequest, match="not given back yet"):
             gpu.free_segment(segment)
         theirs = other.create_stream("theirs")
@@ -258,82 +257,6 @@ class TestSegments:
         theirs.synchronize_blocking()
         other.free_segment(segment)
         other.close()
-
-
-class TestVirtual:
-    @pytest.mark.parametrize(("nbytes", "sizes"), [(2, [2]), (70, [70]), (5000, [2048, 2048, 904])])
-    def test_segments_are_cut_into_handles(self, nbytes: int, sizes: list[int]) -> None:
-        """As few as can be, side by side, of which the largest is 2 GiB; their sum is the segment."""
-        spans = list(handles(512 * MIB, nbytes * MIB))
-        assert [size // MIB for _, size in spans] == sizes
-        assert [address // MIB for address, _ in spans] == [512 + sum(sizes[:at]) for at in range(len(sizes))]
-
-    @pytest.mark.every_vendor
-    def test_address_space_is_used_again_and_reserved_once(self, gpu: Gpu) -> None:
-        """A thousand segments come and go within one range."""
-        addresses = set()
-        for _ in range(50):
-            segments = [gpu.allocate_segment(nbytes * MIB, "virtual") for nbytes in (2, 6, 4)]
-            addresses |= {segment.address for segment in segments}
-            for segment in segments:
-                gpu.free_segment(segment)
-        assert len(addresses) == 3
-        source = gpu._segments.opened("virtual")
-        assert isinstance(source, VirtualSegments)
-        assert len(source._ranges) == 1
-
-    @pytest.mark.fake_only
-    def test_a_segment_is_few_calls(self, fake: FakeDriver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They cost by the handle."""
-        monkeypatch.setattr(virtual, "LARGEST", 512 * MIB)
-        calls = {name: fake.calls(name) for name in ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap")}
-        gpu.free_segment(gpu.allocate_segment(640 * MIB, "virtual"))
-        assert {name: fake.calls(name) - before for name, before in calls.items()} == {
-            "cuMemCreate": 2,
-            "cuMemMap": 2,
-            "cuMemSetAccess": 2,
-            "cuMemUnmap": 2,
-        }
-
-    @pytest.mark.every_vendor
-    @pytest.mark.fake_only
-    @pytest.mark.parametrize(("slow", "last"), [("cuMemCreate", "cuMemSetAccess"), ("cuMemUnmap", "cuMemRelease")])
-    def test_a_segment_is_mapped_and_unmapped_in_one_go(
-        self, fake: FakeDriver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, slow: str, last: str
-    ) -> None:
-        """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
-        monkeypatch.setattr(virtual, "LARGEST", 512 * MIB)
-        calls = ctypes.PyDLL(str(fake.path)).fake_calls  # keeps the lock, too
-        fake.latency(slow, 1_000_000)
-        fake.latency(last, 0)
-        begun = fake.calls(slow)
-        wanted = fake.calls(last) + 2
-        thread = threading.Thread(target=lambda: gpu.free_segment(gpu.allocate_segment(640 * MIB, "virtual")))
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(100)
-        try:
-            thread.start()
-            while fake.calls(slow) == begun:
-                time.sleep(0)
-            deadline = time.monotonic() + 60
-            while calls(last.encode()) < wanted and time.monotonic() < deadline:
-                pass
-            assert calls(last.encode()) == wanted
-        finally:
-            sys.setswitchinterval(interval)
-            thread.join()
-
-    def test_holes_are_taken_first_fit_and_merge(self) -> None:
-        """The lowest hole that is large enough is taken, and what lies side by side is one hole again."""
-        space = Ranges((100, 50))
-        first, second, third = (space.take(10) for _ in range(3))
-        assert (first, second, third) == (100, 110, 120)
-        space.give_back(100, 10)
-        assert space.take(20) == 130
-        space.give_back(120, 10)
-        space.give_back(110, 10)
-        assert space.take(30) == 100
-        assert space.take(1) is None
 
 
 class TestStreams:
@@ -662,7 +585,7 @@ class TestCopies:
     def test_cards_copy_from_each_other(self, cards: tuple[Gpu, Gpu], runner: int) -> None:
         """On a stream of either."""
         first, second = cards
-        source, target = first.allocate_segment(MIB), second.allocate_segment(MIB)
+        source, target = (card.allocate_segment(MIB, "direct") for card in cards)
         back = bytearray(2)
         stream = cards[runner].create_stream()
         first.fill(source.address, 2, 9, first.default_stream)
@@ -680,7 +603,7 @@ class TestCopies:
     def test_access_is_granted_to_cards_that_have_a_link(self, cards: tuple[Gpu, Gpu]) -> None:
         """Twice is fine; a host has none, and no card needs one to itself."""
         first, second = cards
-        segment = first.allocate_segment(MIB)
+        segment = first.allocate_segment(MIB, "direct")
         first.grant_access([second, first])
         first.grant_access([second])
         second.fill(segment.address, 4, 3, second.default_stream)
@@ -793,8 +716,8 @@ class TestClosing:
 
 
 WAYS = {
-    "virtual": ("cuMemCreate", "cuMemUnmap"),
     "stream_ordered": ("cuMemAllocFromPoolAsync", "cuStreamSynchronize"),
+    "direct": ("cuMemAlloc", "cuMemFree"),
 }
 
 

@@ -51,7 +51,7 @@ def test_a_card_is_told_with_all_that_matters(fake: FakeDriver, monkeypatch: pyt
     card = found["devices"][2]
     assert (card["name"], card["available"], card["total_bytes"]) == ("cuda:0", True, 1 << 30)
     assert 0 < card["free_bytes"] <= card["total_bytes"]
-    assert card["segments"] == ["paged", "virtual", "stream_ordered", "direct"]
+    assert card["segments"] == ["paged", "stream_ordered", "direct"]
     assert "VMM" in card["segments_reason"]
     assert (card["over_budget_notices"], card["peers"]) == (True, [])
     assert found["nvidia"]["cuda"] == "13.0"
@@ -65,7 +65,7 @@ def test_a_card_is_told_with_all_that_matters(fake: FakeDriver, monkeypatch: pyt
     words = " ".join(shown.split())
     for part in (
         "1 GiB of 1 GiB free",
-        "segments: paged, virtual, stream_ordered, direct",
+        "segments: paged, stream_ordered, direct",
         '"auto" takes paged: the driver maps memory for this card (VMM)',
         "notices of being over budget: yes",
         "peers: none",

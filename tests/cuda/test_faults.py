@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import pytest
 
 from asyncmem.devices import Cuda, Segment
-from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
 from asyncmem.devices.gpu.segments import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
@@ -23,12 +22,6 @@ MIB = 1 << 20
 OUT_OF_MEMORY, ALREADY_ENABLED, UNKNOWN = 2, 704, 999
 
 Operation = Callable[[Gpu, ExitStack], object]
-
-
-@pytest.fixture(autouse=True)
-def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have segments made of several, as those are that have gibibytes: a call may fail half way."""
-    monkeypatch.setattr(virtual, "LARGEST", 32 * MIB)
 
 
 def take(kind: str) -> Operation:
@@ -92,7 +85,7 @@ def copies(device: Gpu, stack: ExitStack) -> None:
 
 
 OPERATIONS: dict[str, Operation] = {
-    **{f"take {kind}": take(kind) for kind in ("virtual", "stream_ordered", "direct")},
+    **{f"take {kind}": take(kind) for kind in ("stream_ordered", "direct")},
     "take pinned": take_pinned,
     "open": lambda device, stack: stack.callback(type(device)(0).close),
     "open another": lambda device, stack: stack.callback(type(device)(1).close),
@@ -149,7 +142,7 @@ def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: Gpu,
 
 
 @pytest.mark.every_vendor
-@pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct", "pinned"])
+@pytest.mark.parametrize("kind", ["stream_ordered", "direct", "pinned"])
 def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: Gpu, kind: str) -> None:
     """Half of the way back is not walked twice: the second try does what is left, and nothing is left then."""
     device = pair.pinned() if kind == "pinned" else pair
@@ -183,9 +176,6 @@ def may_use(peer: Gpu, device: Gpu, segment: Segment) -> bool:
     """Ask the driver whether another device has access to a segment of this one."""
     there = device.driver.access(peer.index)
     with peer.context.entered():
-        if segment.kind == "virtual":
-            flags = [device.driver.call("cuMemGetAccess", there.location, at) for at in ends(segment)]
-            return [int(one) for one in flags] == [3, 3]
         if segment.kind == "stream_ordered":
             source = device._segments.opened(segment.kind)
             assert isinstance(source, OrderedSegments)
@@ -198,12 +188,8 @@ def may_use(peer: Gpu, device: Gpu, segment: Segment) -> bool:
         return False
 
 
-def ends(segment: Segment) -> tuple[int, int]:
-    return segment.address, segment.address + segment.nbytes - 1
-
-
 @pytest.mark.every_vendor
-@pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct"])
+@pytest.mark.parametrize("kind", ["stream_ordered", "direct"])
 def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: Gpu, kind: str) -> None:
     """After a grant that failed no peer has access anywhere; after the next one it has, to later segments too."""
     device = pair

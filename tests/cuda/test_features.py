@@ -15,7 +15,7 @@ from tests.conservation import whole
 OpenPool = Callable[[], AsyncMemoryPool]
 
 MIB = 1 << 20
-KINDS = ("paged", "virtual", "stream_ordered", "direct")
+KINDS = ("paged", "stream_ordered", "direct")
 GLOBAL = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 

@@ -22,7 +22,7 @@ from .users import User
 
 MIB = 1 << 20
 LARGE = 256 * MIB
-KINDS = ("virtual", "stream_ordered", "direct")
+KINDS = ("paged", "stream_ordered", "direct")
 POOLED = KINDS[:2]
 
 OpenPool = Callable[..., AsyncMemoryPool]
@@ -330,7 +330,6 @@ class TestClosing:
 
 TAKING = {
     "paged": "cuMemCreate",
-    "virtual": "cuMemCreate",
     "stream_ordered": "cuMemAllocFromPoolAsync",
     "direct": "cuMemAlloc",
 }
@@ -358,7 +357,7 @@ def test_memory_that_comes_after_the_pools_end_goes_back(spotless: FakeDriver, k
     assert refused
 
 
-FAILING = [("virtual", "cuMemUnmap", 1), ("stream_ordered", "cuMemFreeAsync", 1), ("paged", "cuMemUnmap", 1)]
+FAILING = [("stream_ordered", "cuMemFreeAsync", 1), ("paged", "cuMemUnmap", 1)]
 FAILING += [("paged", "cuMemAddressFree", nth) for nth in (1, 2)]
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
 from asyncmem.devices import Stream
-from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
 from asyncmem.pool.executor import Executor
 from tests.conservation import whole
@@ -22,17 +21,11 @@ pytestmark = pytest.mark.fake_only
 
 MIB = 1 << 20
 LIMIT = 12 * MIB
-KINDS = ("paged", "virtual", "stream_ordered", "direct")
+KINDS = ("paged", "stream_ordered", "direct")
 CODES = {"out of memory": 2, "unknown": 999}
 
 # What the driver calls when it lets go of a thing whose owner has nobody left to try again: failing, it stays.
 FINAL = {"cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"}
-
-
-@pytest.fixture(autouse=True)
-def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have segments made of several, as those are that have gibibytes: a call may fail half way."""
-    monkeypatch.setattr(virtual, "LARGEST", 2 * MIB)
 
 
 class Workload:

@@ -14,7 +14,7 @@ from tests.conservation import whole
 from .fake import FakeDriver
 
 MIB = 1 << 20
-KINDS = ("paged", "virtual", "stream_ordered", "direct")
+KINDS = ("paged", "stream_ordered", "direct")
 THREADS = 4
 STEPS = 60
 

@@ -16,7 +16,7 @@ from .fake import FakeDriver
 SIZES = (700, 40_000, 300_000, 3 * MIB)
 
 
-@pytest.mark.parametrize("segments", ["virtual", "stream_ordered", "direct"])
+@pytest.mark.parametrize("segments", ["paged", "stream_ordered", "direct"])
 @pytest.mark.parametrize("lag", [0, 0.002])
 def test_random_programs_complete_in_order(driver: FakeDriver | None, cuda: Cuda, segments: str, lag: float) -> None:
     """On several streams, for each kind of segments; nothing is left, and no memory was used out of order."""

@@ -52,7 +52,7 @@ def card(request: pytest.FixtureRequest, driver: Any) -> Iterator["Card"]:
     assert driver.violations() == []
 
 
-@pytest.fixture(params=["virtual", "stream_ordered", "paged"])
+@pytest.fixture(params=["stream_ordered", "paged"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Each way to get memory that has a cache to be wrong."""
     return str(request.param)

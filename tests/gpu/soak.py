@@ -206,7 +206,7 @@ def main() -> None:
     """Read the command line, run, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all kinds together")
-    parser.add_argument("--kinds", default="virtual,stream_ordered,paged", help="kinds of segments, with commas")
+    parser.add_argument("--kinds", default="stream_ordered,paged", help="kinds of segments, with commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", default="192 MiB", help="the pool's limit; small ones make tasks wait; or none")
     options = parser.parse_args()

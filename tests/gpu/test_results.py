@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest, card: Card, program: tuple[type[Program]
     return outcomes
 
 
-@pytest.mark.parametrize("segments", ["direct", "virtual", "stream_ordered", "paged"])
+@pytest.mark.parametrize("segments", ["direct", "stream_ordered", "paged"])
 def test_results_over_a_pool_are_those_over_plain_memory(run: Run, segments: str) -> None:
     """The same program gives the same bits over `direct` again (the control), and over each kind of pool.
 

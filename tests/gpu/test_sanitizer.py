@@ -23,33 +23,31 @@ def sanitizer() -> str:
     return found
 
 
-def run(sanitizer: str, kind: str, deed: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(sanitizer: str, deed: str, *options: str) -> subprocess.CompletedProcess[str]:
     settings = ["--force-blocking-launches", "--destroy-on-device-error=kernel", f"--error-exitcode={FOUND}", *options]
     settings.append("--report-api-errors=no")  # asking an older driver for a newer function is no error
-    program = [sys.executable, str(HERE / "trespass.py"), kind, deed]
+    program = [sys.executable, str(HERE / "trespass.py"), deed]
     return subprocess.run([sanitizer, *settings, *program], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kind", ["stream_ordered", "virtual"])
-def test_a_program_that_keeps_to_its_blocks_is_clean(sanitizer: str, kind: str) -> None:
+def test_a_program_that_keeps_to_its_blocks_is_clean(sanitizer: str) -> None:
     """Nothing is found in a program that uses its memory to the last word, on several streams."""
-    done = run(sanitizer, kind, "nothing")
+    done = run(sanitizer, "nothing")
     assert "told, done" in done.stdout
     assert "not told" not in done.stdout
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize("deed", ["past", "before", "freed"])
-@pytest.mark.parametrize("kind", ["stream_ordered", "virtual"])
-def test_a_write_outside_of_a_block_is_found(sanitizer: str, kind: str, deed: str) -> None:
+def test_a_write_outside_of_a_block_is_found(sanitizer: str, deed: str) -> None:
     """A word written past a block, before it, or to one that was freed is found, though the segment is there."""
-    done = run(sanitizer, kind, deed)
+    done = run(sanitizer, deed)
     assert "Invalid __global__ write" in done.stdout, done.stdout[-4000:]
     assert done.returncode == FOUND
 
 
 def test_a_checker_that_is_told_nothing_finds_nothing(sanitizer: str) -> None:
     """The control: with annotations off the same write goes unseen, so it is the annotations that find it."""
-    done = run(sanitizer, "stream_ordered", "past", "--nvtx=no")
+    done = run(sanitizer, "past", "--nvtx=no")
     assert "not told, done" in done.stdout
     assert done.returncode == 0, done.stdout[-4000:]

@@ -1,6 +1,6 @@
 """A program for compute-sanitizer: it keeps to its blocks, or does not.
 
-compute-sanitizer --force-blocking-launches python tests/gpu/trespass.py virtual past
+compute-sanitizer --force-blocking-launches python tests/gpu/trespass.py past
 """
 
 import random
@@ -58,15 +58,15 @@ def trespass(card: Card, pool: AsyncMemoryPool, deed: str) -> None:
 
 def main() -> None:
     """Read what to do, and do it."""
-    kind, deed = sys.argv[1:]
+    (deed,) = sys.argv[1:]
     card = Card()
     told = card.device.checker is not None
-    with AsyncMemoryPool(card.device, segments=kind, limit=128 * MIB, segment_size=32 * MIB) as pool:
+    with AsyncMemoryPool(card.device, limit=128 * MIB, segment_size=32 * MIB) as pool:
         if deed == "nothing":
             behave(card, pool)
         else:
             trespass(card, pool, deed)
-    print(f"{kind} {deed}: {'told' if told else 'not told'}, done")  # noqa: T201  # read by the test
+    print(f"{deed}: {'told' if told else 'not told'}, done")  # noqa: T201  # read by the test
     card.close()
 
 

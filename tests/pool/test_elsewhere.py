@@ -309,7 +309,7 @@ async def growing(segments: str, min_free: int) -> AsyncIterator[Grower]:
         whole(pool)
 
 
-@pytest.mark.parametrize("segments", ["virtual", "paged"])
+@pytest.mark.parametrize("segments", ["stream_ordered", "paged"])
 class TestAsking:
     """How often growth asks the device what it has free."""
 
@@ -393,7 +393,7 @@ class LateDevice(Simulated):
         return super().allocate_segment(*arguments, **named)
 
 
-@pytest.mark.parametrize("kind", ["virtual", "stream_ordered"])
+@pytest.mark.parametrize("kind", ["stream_ordered", "direct"])
 def test_what_comes_while_all_that_is_free_goes_back_goes_back_too(kind: str) -> None:
     """A thread's growth, which began before the driver complained, ends after it, and is not needed any more."""
     device, got = LateDevice(), list[Any]()

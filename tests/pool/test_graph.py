@@ -280,7 +280,7 @@ def test_ordering_another_stream_in_a_capture_is_refused(device: Simulated) -> N
 
 
 @pytest.mark.may_block
-@pytest.mark.parametrize("segments", ["stream_ordered", "virtual", "direct", "paged"])
+@pytest.mark.parametrize("segments", ["stream_ordered", "direct", "paged"])
 def test_growth_for_a_capture_is_no_part_of_it(segments: str) -> None:
     """Segments come in the order of a stream that runs, and are there before the graph can be launched."""
     device = quick_device()

@@ -577,8 +577,8 @@ def test_the_options_say_patience_as_it_is_meant() -> None:
 
 
 def test_pages_are_asked_for_by_name() -> None:
-    """Neither "auto" nor "virtual" means them."""
-    for kind in ("auto", "virtual"):
+    """Neither "auto" nor a kind of segments means them."""
+    for kind in ("auto", "stream_ordered"):
         with AsyncMemoryPool(paged_device(), segments=kind, limit=8 * MIB) as pool, pool.allocate(KIB):
             assert "paged" not in {one.kind for one in pool.segments()}
 

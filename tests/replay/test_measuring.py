@@ -23,8 +23,7 @@ def dear(size: int) -> Latencies:
 
     return Latencies(
         create=curve(11, 90), set_access=curve(40, 130), unmap=curve(20, 20), release=curve(20, 310),
-        allocate_stream_ordered=curve(50, 900), allocate_virtual=curve(30, 90),
-        allocate_direct=curve(35, 80), free=curve(25, 400),
+        allocate_stream_ordered=curve(50, 900), allocate_direct=curve(35, 80), free=curve(25, 400),
     )  # fmt: skip
 
 

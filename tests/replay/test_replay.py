@@ -395,7 +395,7 @@ def test_a_policy_that_cannot_be_read_is_refused(text: str) -> None:
 SIZES = ([2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB], [200 * MIB, 900 * MIB])
 
 
-@pytest.mark.parametrize("kind", ["virtual", "stream_ordered"])
+@pytest.mark.parametrize("kind", ["apart", "stream_ordered"])
 @pytest.mark.parametrize("lag", [0.0, 0.005, 0.02])
 def test_segments_are_exchanged_before_more_than_ever_is_taken(kind: str, lag: float) -> None:
     """Over random programs that saves much, and costs none of them much; how much of either is the programs' affair."""
@@ -431,7 +431,7 @@ def test_little_stays_rather_than_part_its_neighbours(kept: int, joined: int, ap
     """What goes back for growth leaves a gap among segments that could be joined: it must be half of what comes."""
     program = Program().take("a", kept * MIB).take("b", 64 * MIB).free("a").at(1 * MS).take("c", 200 * MIB)
     assert replay(program.trace(), Policy("stream_ordered")).peak_reserved == joined * MIB
-    assert replay(program.trace(), Policy("virtual")).peak_reserved == apart * MIB
+    assert replay(program.trace(), Policy("apart")).peak_reserved == apart * MIB
 
 
 def test_neighbours_become_one_segment_in_a_streams_order() -> None:
@@ -440,7 +440,7 @@ def test_neighbours_become_one_segment_in_a_streams_order() -> None:
     one = replay(both.trace(), Policy("stream_ordered"), LATE)
     assert one.peak_reserved == 200 * MIB
     assert (one.driver_calls["cuMemAllocAsync"], one.driver_calls["cuMemFreeAsync"]) == (3, 2)
-    assert replay(both.trace(), Policy("virtual"), LATE).peak_reserved == 400 * MIB
+    assert replay(both.trace(), Policy("apart"), LATE).peak_reserved == 400 * MIB
     other = (
         Program().take("a", 100 * MIB, stream=1).take("b", 100 * MIB).free("a", stream=1).free("b").take("c", 200 * MIB)
     )

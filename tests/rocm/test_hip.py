@@ -14,7 +14,6 @@ import pytest
 
 import asyncmem
 from asyncmem.devices import Cuda, Rocm
-from asyncmem.devices.gpu import virtual
 from asyncmem.devices.rocm import HIP
 from asyncmem.errors import DeviceError, InvalidRequest
 from tests.cuda.fake import NEWER, FakeDriver
@@ -73,9 +72,9 @@ class TestNames:
         fake.fail("cuMemGetInfo", 1, 999)
         with pytest.raises(DeviceError, match=r"hipMemGetInfo failed on rocm:0: hipErrorUnknown \(999\)"):
             gpu.memory()
-        fake.fail("cuMemCreate", 1, 719)
-        with pytest.raises(DeviceError, match="hipMemCreate") as caught:
-            gpu.allocate_segment(MIB, "virtual")
+        fake.fail("cuMemAlloc", 1, 719)
+        with pytest.raises(DeviceError, match="hipMalloc") as caught:
+            gpu.allocate_segment(MIB, "direct")
         assert "AMD_SERIALIZE_KERNEL" in str(caught.value)
 
 
@@ -163,14 +162,9 @@ print(again == handle, gpu.stream_of(again) is not first)
 
 
 class TestMappings:
-    def test_each_is_a_call_of_its_own(self, fake: FakeDriver, gpu: Rocm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_is_a_call_of_its_own(self, fake: FakeDriver, gpu: Rocm) -> None:
         """Some versions take no call for several, or crash at it; the fake refuses it."""
-        before = fake.counts()
-        monkeypatch.setattr(virtual, "LARGEST", 32 * MIB)
-        segment = gpu.allocate_segment(70 * MIB, "virtual")
-        gpu.free_segment(segment)
         names = ("cuMemCreate", "cuMemSetAccess", "cuMemUnmap")
-        assert [fake.calls(name) - before.get(name, 0) for name in names] == [3, 3, 3]
         start = gpu.reserve(64 * MIB)
         spans = [(start, 4 * MIB), (start + 4 * MIB, 4 * MIB)]
         before = fake.counts()

@@ -1,4 +1,4 @@
-"""One GPU as a device, of CUDA or ROCm: segments in three ways, the driver's streams, events as fences."""
+"""One GPU as a device, of CUDA or ROCm: pages, segments in two ways, the driver's streams, events as fences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream, numbered
 from asyncmem.devices.gpu.driver import INVALID_CONTEXT, INVALID_VALUE
 from asyncmem.devices.gpu.fence import FenceCallbacks, GpuFence
+from asyncmem.devices.gpu.pages import PagedMemory
 from asyncmem.devices.gpu.segments import GpuPinned, OrderedSegments, Segments, SingleCalls, open_to, page_locked
 from asyncmem.devices.gpu.stream import GpuStream, GpuStreams
-from asyncmem.devices.gpu.virtual import PagedMemory, VirtualSegments
 from asyncmem.devices.host_memory import bytes_of
 from asyncmem.devices.memory_checker import attached_checker
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from asyncmem.devices.gpu.driver import Driver
     from asyncmem.devices.gpu.segments import Source
 
-VIRTUAL: Final = "virtual"
 ORDERED: Final = "stream_ordered"
 DIRECT: Final = "direct"
 _TRIES: Final = 8  # to give back a segment; a device that is lost keeps nothing
@@ -57,9 +56,9 @@ class Gpu(Device):
 
         Args:
             index: Which of the devices that this process may see (`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`).
-            segments: How memory is got from the driver: "virtual" maps physical pieces, "stream_ordered" uses a memory
-                pool of the driver's, "direct" is cuMemAlloc or hipMalloc. "auto" takes the first of these that the
-                device has; pools then hold pages where it can map memory.
+            segments: How segments are got: "stream_ordered" uses a memory pool of the driver's, "direct" is cuMemAlloc
+                or hipMalloc. "auto" takes the first of these that the device has; pools then hold pages instead, where
+                it can map memory.
 
         Raises:
             InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
@@ -120,13 +119,15 @@ class Gpu(Device):
         self._peers: list[Gpu] = []
         pages = bool(driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device))
         ordered = bool(driver.attribute("MEMORY_POOLS_SUPPORTED", device))
-        kinds = [VIRTUAL] * pages + [ORDERED] * ordered + [DIRECT]
+        kinds = [ORDERED] * ordered + [DIRECT]
         if segments not in ("auto", *kinds):
             raise InvalidRequest("segments", segments, f"one of {('auto', *kinds)} on {self.name!r}")
         self.segment_kinds = tuple(dict.fromkeys((kinds[0] if segments == "auto" else segments, *kinds)))
         self.granularity = driver.granularity(device) if pages else 2 << 20
         self.page = self.granularity if pages and self.checker is None else 0
         self.prefers_pages = bool(self.page) and segments == "auto"
+        if self.checker is not None:
+            self.joins_segments = False  # each is one of cuMemAlloc then
         self._paged = PagedMemory(self.name, driver, context, self.page, ()) if self.page else None
         self._segments = Segments(
             self.name, driver, context, self.segment_kinds, self._make_source, unit=self.granularity, most=self.capacity
@@ -147,15 +148,33 @@ class Gpu(Device):
         self._rehearse()
 
     def _rehearse(self) -> None:
-        # The first segment costs half a millisecond more than others, for addresses and what the driver puts off until
-        # then. Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
+        # The first memory costs half a millisecond more than what comes later, for what the driver puts off until then.
+        # Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
+        with contextlib.suppress(OutOfMemoryError, DeviceError):  # a later request for memory gets the error
+            if self._paged is not None and self.prefers_pages:
+                self._rehearse_page(self._paged)
+            else:
+                self._rehearse_segment()
+
+    def _rehearse_page(self, paged: PagedMemory) -> None:
+        page = paged.reserve(self.page), self.page
+        mapped: list[Span] = []
+        with contextlib.suppress(DeviceError):
+            mapped = [page][: paged.remap((), [page]).mapped]
+        for _ in range(_TRIES):
+            # Where the driver fails, what is left is tried again.
+            with contextlib.suppress(InvalidRequest, DeviceError):
+                done = paged.remap(mapped, ())
+                del mapped[: done.unmapped]
+                if done.error is None:
+                    paged.unreserve(*page)
+                    break
+
+    def _rehearse_segment(self) -> None:
         # What is there in the order of a stream may go back only then; on the default one that is behind others' work.
         ordered = self.segment_kinds[0] == ORDERED
-        try:
-            stream = self.create_stream("rehearsal") if ordered else self.default_stream
-            segment = self._segments.take(self.granularity, "auto", stream.handle)
-        except (OutOfMemoryError, DeviceError):
-            return  # a later request for memory gets the error
+        stream = self.create_stream("rehearsal") if ordered else self.default_stream
+        segment = self._segments.take(self.granularity, "auto", stream.handle)
         for _ in range(_TRIES):
             with contextlib.suppress(DeviceError):
                 if ordered:
@@ -189,8 +208,7 @@ class Gpu(Device):
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get memory from the driver (blocks); one that is "stream_ordered" is there in the order of `stream`.
 
-        A "virtual" segment is made by calls that are short each, so that other threads get at the driver in between;
-        the other kinds take one call, of most of a millisecond for a gibibyte.
+        It takes one call, of most of a millisecond for a gibibyte.
         """
         self.check_open()
         home = self.stream_of(stream)
@@ -346,7 +364,7 @@ class Gpu(Device):
             return
         with self.context.entered(), contextlib.ExitStack() as undo:
             numbers = [peer.context.device for peer in added]
-            for memory in (self._paged, self._segments.opened(VIRTUAL), self._segments.opened(ORDERED)):
+            for memory in (self._paged, self._segments.opened(ORDERED)):
                 if memory is not None:
                     memory.grant(numbers)
                     undo.callback(memory.revoke, numbers)
@@ -406,10 +424,7 @@ class Gpu(Device):
         if kind == DIRECT or self.checker is not None:
             open_to(driver, context, peers)
             return SingleCalls(driver, "cuMemAlloc", "cuMemFree")
-        numbers = [peer.device for peer in peers]
-        if kind == ORDERED:
-            return OrderedSegments(driver, context, numbers)
-        return VirtualSegments(self.name, driver, context, self.page, numbers, capacity=self.capacity)
+        return OrderedSegments(driver, context, [peer.device for peer in peers])
 
     def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
         home = self.stream_of(stream)

@@ -1,6 +1,6 @@
-"""The segments that a device has given out, each from a source of its kind; two of the sources; page-locked memory.
+"""The segments that a device has given out, each from a source of its kind; the two sources; page-locked memory.
 
-`OrderedSegments` are in stream order, `SingleCalls` take one call each way; `virtual` has the third.
+`OrderedSegments` are in stream order, `SingleCalls` take one call each way.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ class Latencies:
 
     allocate_stream_ordered: Curve = ((2 * MIB, 34e-6), (64 * MIB, 57e-6), (256 * MIB, 186e-6), (1024 * MIB, 737e-6))
     """A new segment from a memory pool that has to grow."""
-    allocate_virtual: Curve = ((2 * MIB, 26e-6), (64 * MIB, 29e-6), (256 * MIB, 33e-6), (1024 * MIB, 70e-6))
-    """A new segment that is mapped."""
     allocate_direct: Curve = ((2 * MIB, 26e-6), (64 * MIB, 29e-6), (256 * MIB, 33e-6), (1024 * MIB, 70e-6))
     """A new segment by itself."""
     free: Curve = ((2 * MIB, 23e-6), (64 * MIB, 36e-6), (256 * MIB, 74e-6), (1024 * MIB, 231e-6))

@@ -31,7 +31,7 @@ class Simulated(Device):
     """A pretended device with streams, fences, a clock, a bounded memory and faults on demand."""
 
     kind = "simulated"
-    segment_kinds: tuple[str, ...] = ("stream_ordered", "virtual", "direct")
+    segment_kinds: tuple[str, ...] = ("stream_ordered", "direct")
     granularity = PAGE
     reads_all = False  # whether every device of the machine may touch its memory, as it may page-locked host memory
 
