@@ -127,9 +127,9 @@ def test_what_a_lost_device_does_not_take_back_is_offered_now_and_then(
     offer = Executor._give_back
     monkeypatch.setattr(Executor, "_give_back", lambda *args: (offered.append(1), offer(*args)))
     buffer = pool.allocate(MIB)
-    fake.lose()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets and nobody waits for
+        fake.lose()
         buffer.free()
         pool.limit = MIB // 2
         for _ in range(2):
@@ -153,10 +153,10 @@ def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver,
     workload.run()
     workload.pool.empty_cache()
     held = workload.pool.allocate(MIB, stream=workload.streams[0])
-    fake.lose()
     assert workload.errors == {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets and nobody waits for
+        warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets, perhaps at once, and nobody waits for
+        fake.lose()
         with pytest.raises(DeviceError, match=r"(?i)illegal_?address"):
             workload.pool.allocate(LIMIT // 2, timeout=10)
         workload.run()

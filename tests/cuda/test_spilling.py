@@ -165,9 +165,9 @@ def test_a_lost_device_is_named_and_holds_up_nobody(fake: FakeDriver, cuda: Cuda
     """What was away is lost by name, and can still be freed."""
     workload = Workload(cuda)
     assert sum(one.spilled for one in workload.marked) == 1
-    fake.lose()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets and nobody waits for
+        fake.lose()
         with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"), workload.marked[0]:
             pass
         for one in workload.marked:
