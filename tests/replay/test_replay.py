@@ -1,5 +1,6 @@
 """A replay does what a pool would do, and its figures can be worked out by hand."""
 
+import random
 import statistics
 import time
 from dataclasses import replace as changed
@@ -546,3 +547,19 @@ def test_the_compiled_loop_checks_what_it_gets() -> None:
 def test_every_call_has_a_cost() -> None:
     """The built-in table names what a pool calls, and nothing else."""
     assert tuple(H200) == DRIVER_CALLS
+
+
+def test_a_rest_allows_no_burst_of_moves() -> None:
+    """What moving may take is a share of about the last second: who has rested does not move for a second at once."""
+    draw = random.Random(0)
+    sizes = [int(2 ** draw.uniform(20, 30)) for _ in range(1000)]
+    spent = []
+    for rest in (0, 20 * 1000 * MS):
+        program = Program().take("first", MIB).free("first").at(rest)
+        for slot in range(8):
+            program.take(f"{slot}", sizes[slot])
+        for step in range(60_000):
+            slot = f"{step % 8}"
+            program.at(rest + step).free(slot).take(slot, sizes[step % len(sizes)])
+        spent.append(replay(program.trace()).driver_seconds)
+    assert spent[1] <= spent[0] + 0.2

@@ -12,7 +12,7 @@ namespace asyncmem::scheduler {
 
 namespace {
 
-constexpr double grace = 0.02, young = 0.1;  // seconds that moves may take at once, but of a young pool a tenth
+constexpr double grace = 0.02, young = 0.1;  // seconds that moves may take besides, but of a young pool a tenth
 constexpr double usual_move = 5e-5;          // seconds that a handle takes to move, as long as none has moved
 constexpr double most_moved = 2;             // times what moves may take, after which none is worth it
 constexpr uint64_t most_parts = 20, least_parts = 4;  // of a request, each a handle: as few as those need that are no
@@ -198,7 +198,7 @@ public:
         }
         if (!job.reclaims && !job.splits) {
             grows += mapped > 0 || moves;
-            if (moves || unmapped) lifetime_.moved += seconds;
+            if (moves || unmapped) lifetime_.note_moved(seconds, now);
             moved_handles_ += effect.moves.size() + unmapped;
         }
         bool only_out = effect.moves.empty() && effect.into.empty();
@@ -225,13 +225,14 @@ private:
     }
 
     // Moves save memory and cost time. The more of the time for them is spent, the more of the peak they must save: a program
-    // that makes them go round and round is better off with more memory.
+    // that makes them go round and round is better off with more memory, also where it has rested before.
     bool is_worth(const Change& change, double now) const {
         double handles = 0, saved = 0;
         for (const Plan& plan : change.plans)
             for (const Move& move : plan.moves) ++handles, saved += static_cast<double>(move.nbytes);
-        double life = now - lifetime_.began, all = std::min(grace, young * life) + policy_.dear * life, spent = lifetime_.moved;
-        double cost = handles * (moved_handles_ ? spent / static_cast<double>(moved_handles_) : usual_move);
+        double all = std::min(grace, young * (now - lifetime_.began)) + policy_.dear * lifetime_.lived_lately(now);
+        double spent = lifetime_.moved_lately(now);
+        double cost = handles * (moved_handles_ ? lifetime_.moved / static_cast<double>(moved_handles_) : usual_move);
         return !handles || (spent <= most_moved * all && cost * spent * spent * static_cast<double>(peak_) <= all * all * all * saved);
     }
     bool may_be_foreign(const Request& request) const {

@@ -32,7 +32,7 @@ struct Policy {
     double patience = 0;
     double patience_share = std::numeric_limits<double>::infinity();
     bool take_back = true;               // memory in no use serves elsewhere before more than ever is reserved
-    double dear = 0.05;                  // of the pool's life moves of pages may take; then new memory is first
+    double dear = 0.05;                  // of the time moves of pages may take; then new memory is first
     double bypass = 2;
     uint64_t max_waiting = UINT64_MAX;
     bool fallback = false;               // the host serves what the device cannot

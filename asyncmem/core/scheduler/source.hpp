@@ -128,9 +128,25 @@ inline Job job_of(Effect effect) { return {.effect = std::move(effect)}; }
 
 constexpr double refused_pause = 0.25;  // seconds without a try after memory could not go back
 
+constexpr double memory = 1;  // seconds: what pages took to move, and the time for it, count for about so long
+
 // How much of the pool's life has gone into saving memory.
 struct Lifetime {
     double began = 0, waited = 0, moved = 0, shaped = 0;  // shaped: segments were joined and cut
+    double lately = 0, noted = 0;                         // of `moved`, what still counted when that was noted
+
+    void shift(double seconds) {
+        began += seconds;
+        noted += seconds;
+    }
+    void note_moved(double seconds, double now) {
+        lately = moved_lately(now) + seconds;
+        noted = now;
+        moved += seconds;
+    }
+    // The time that counts, and what moving took of it: who had nothing to move for long may not do so for long at once.
+    double lived_lately(double now) const { return -memory * std::expm1((began - now) / memory); }
+    double moved_lately(double now) const { return lately * std::exp((noted - now) / memory); }
 
     // Seconds that a request of this age may wait for memory that is about to be ready; 0 for none.
     double may_wait(const Policy& policy, double now, double age) const {
@@ -156,7 +172,7 @@ public:
 
     // The clock has changed by so much.
     virtual void shift(double seconds) {
-        lifetime_.began += seconds;
+        lifetime_.shift(seconds);
         pauses_until_ += seconds;
         latency_.shift(seconds);
     }
