@@ -171,6 +171,7 @@ class TestOpening:
         gpu = Cuda()
         with AsyncMemoryPool(gpu) as pool, pool.allocate(1):
             assert {segment.kind for segment in pool.segments()} == {"stream_ordered"}
+        assert not gpu.joins_segments
         gpu.close()
 
     @pytest.mark.fake_only

@@ -128,7 +128,7 @@ inline Job job_of(Effect effect) { return {.effect = std::move(effect)}; }
 
 constexpr double refused_pause = 0.25;  // seconds without a try after memory could not go back
 
-constexpr double memory = 1;  // seconds: what pages took to move, and the time for it, count for about so long
+constexpr double recent_seconds = 1;    // what pages took to move, and the time for it, count for about so long
 
 // How much of the pool's life has gone into saving memory.
 struct Lifetime {
@@ -145,8 +145,8 @@ struct Lifetime {
         moved += seconds;
     }
     // The time that counts, and what moving took of it: who had nothing to move for long may not do so for long at once.
-    double lived_lately(double now) const { return -memory * std::expm1((began - now) / memory); }
-    double moved_lately(double now) const { return lately * std::exp((noted - now) / memory); }
+    double lived_lately(double now) const { return -recent_seconds * std::expm1((began - now) / recent_seconds); }
+    double moved_lately(double now) const { return lately * std::exp((noted - now) / recent_seconds); }
 
     // Seconds that a request of this age may wait for memory that is about to be ready; 0 for none.
     double may_wait(const Policy& policy, double now, double age) const {

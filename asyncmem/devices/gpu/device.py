@@ -127,7 +127,7 @@ class Gpu(Device):
         self.page = self.granularity if pages and self.checker is None else 0
         self.prefers_pages = bool(self.page) and segments == "auto"
         if self.checker is not None:
-            self.joins_segments = False  # each is one of cuMemAlloc then
+            self.joins_segments = False  # each comes by a cuMemAlloc of its own then
         self._paged = PagedMemory(self.name, driver, context, self.page, ()) if self.page else None
         self._segments = Segments(
             self.name, driver, context, self.segment_kinds, self._make_source, unit=self.granularity, most=self.capacity
@@ -151,12 +151,13 @@ class Gpu(Device):
         # The first memory costs half a millisecond more than what comes later, for what the driver puts off until then.
         # Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
         with contextlib.suppress(OutOfMemoryError, DeviceError):  # a later request for memory gets the error
-            if self._paged is not None and self.prefers_pages:
-                self._rehearse_page(self._paged)
+            if self.prefers_pages:
+                self._rehearse_page()
             else:
                 self._rehearse_segment()
 
-    def _rehearse_page(self, paged: PagedMemory) -> None:
+    def _rehearse_page(self) -> None:
+        paged = self._need_pages()
         page = paged.reserve(self.page), self.page
         mapped: list[Span] = []
         with contextlib.suppress(DeviceError):
