@@ -7,12 +7,12 @@ itself. The handler then runs where it would for Ctrl-C.
 
 import ctypes
 import dis
+import functools
 import operator
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -37,13 +37,13 @@ class _Flag:
     raised = property(operator.methodcaller("go"))
 
     def __init__(self) -> None:
-        self.go = partial(ctypes.pythonapi.PyErr_SetInterruptEx, signal.SIGUSR1)
+        self.go = functools.partial(ctypes.pythonapi.PyErr_SetInterruptEx, signal.SIGUSR1)
 
 
 def points_of(program: Callable[[], object], *, within: str = _OURS) -> list[Point]:
     """Return where a program can be interrupted in the code of a folder, or a file: the library's own."""
     seen: dict[Point, None] = {}
-    with _traced(seen.setdefault, within):
+    with _traced(seen.setdefault, lambda code: code.co_filename.startswith(within)):
         program()
     return list(seen)
 
@@ -69,7 +69,7 @@ def interrupt(program: Callable[[], object], point: Point, then: Callable[[], ob
     ended = False
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        with _traced(count, point[0].co_filename):
+        with _traced(count, lambda code: code is point[0]):
             program()
     except* Stop:  # also in the group that anyio makes of what ends its tasks
         ended = True
@@ -79,22 +79,18 @@ def interrupt(program: Callable[[], object], point: Point, then: Callable[[], ob
 
 
 @contextmanager
-def _traced(count: Callable[[Point], object], within: str) -> Iterator[None]:
-    asks: dict[CodeType, set[int]] = {}
-
+def _traced(count: Callable[[Point], object], which: Callable[[CodeType], bool]) -> Iterator[None]:
     def local(frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode":
             code = frame.f_code
-            if frame.f_lasti in asks[code]:
+            if frame.f_lasti in _asking(code):
                 count((code, frame.f_lasti))
         return local
 
     def begin(frame: FrameType, _event: str, _arg: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(within):
+        if not which(code):
             return None
-        if code not in asks:
-            asks[code] = {one.offset for one in dis.get_instructions(code) if one.opname in _ASKS}
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return local
 
@@ -104,3 +100,8 @@ def _traced(count: Callable[[Point], object], within: str) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+@functools.cache
+def _asking(code: CodeType) -> frozenset[int]:
+    return frozenset(one.offset for one in dis.get_instructions(code) if one.opname in _ASKS)

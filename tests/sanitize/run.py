@@ -30,7 +30,7 @@ RUNS = {
 
 def build(sanitizers: str, drivers: list[Path], folder: Path) -> list[Path]:
     """Compile the core and its drivers, the files side by side, and return the programs."""
-    flags = ["-std=c++20", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
+    flags = ["-std=c++20", "-O0", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
     flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     objects = compile_all([*drivers, WHOLE], flags, folder)
     programs = [folder / f"{sanitizers}-{driver.stem}" for driver in drivers]

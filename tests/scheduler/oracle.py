@@ -38,8 +38,8 @@ class Oracle:
         waiting = self.waiting()
         late = 0.1 if self.kind.slow_looks else 1e-6  # nobody expires before it is known whether he is served
         for one in waiting:
-            self.demand(one.deadline > self.now - late, f"{one} waits beyond its time")
-            self.demand(one.share.waits, f"{one} waits inside of a lease")
+            self.demand(one.deadline > self.now - late, "{} waits beyond its time", one)
+            self.demand(one.share.waits, "{} waits inside of a lease", one)
         growing = self.growing()
         self.demand(not growing, "somebody has memory made for him, and nothing is under way")
         for share in self.shares:
@@ -50,7 +50,7 @@ class Oracle:
             return
         hole = -1 if self.unordered else self.largest_run()
         for one in passing:
-            self.demand(one.total > hole, f"{one} waits, with {hole} free in a piece")
+            self.demand(one.total > hole, "{} waits, with {} free in a piece", one, hole)
         head = passing[0]
         if self.kind.paged:
             used = self.heap.live() + sum(one.total for one in growing)
@@ -78,9 +78,9 @@ class Oracle:
         lacking = head.total - (share.limit - self.heap.account(share.account).live)
         if share is self.root:
             waits = not movable or movable < lacking or self.refused
-            self.demand(waits, f"{head} waits while {movable} bytes could move")
+            self.demand(waits, "{} waits while {} bytes could move", head, movable)
         elif lacking > 0:
-            self.demand(movable < lacking, f"{head} waits in {share.account} while {movable} bytes could move")
+            self.demand(movable < lacking, "{} waits in {} while {} bytes could move", head, share.account, movable)
 
     def empty(self) -> int:
         """Return the bytes of segments of which nothing is held."""

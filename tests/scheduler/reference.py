@@ -7,10 +7,7 @@ is left is the order of requests, the limits, and how far a small request may ov
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 GRANULE: Final = 512
 
@@ -25,13 +22,11 @@ class ReferenceShare:
     live: int = 0
     overtaken: int = 0
     """Bytes that were granted past a request which did not fit here."""
+    path: list[ReferenceShare] = field(init=False)
+    """This one and those around it, innermost first."""
 
-    def path(self) -> Iterator[ReferenceShare]:
-        """Go through this one and those around it, innermost first."""
-        share: ReferenceShare | None = self
-        while share is not None:
-            yield share
-            share = share.up
+    def __post_init__(self) -> None:
+        self.path = [self, *(self.up.path if self.up else [])]
 
 
 @dataclass(eq=False)
@@ -67,20 +62,20 @@ class ReferenceScheduler:
     def submit(self, name: int, share: ReferenceShare, nbytes: int, priority: int = 0) -> None:
         """Take a request in."""
         total = -(-nbytes // GRANULE) * GRANULE
-        if any(total > one.limit for one in share.path()):
+        if any(total > one.limit for one in share.path):
             self.refused.append(name)
             return
         self._queued += total
         self._arrivals += 1
         bonus = int(0.5 * self.root.bypass * self.root.limit * priority)
         request = ReferenceRequest(name, share, total, (self._queued - bonus, -priority, self._arrivals))
-        request.overtaken = {one: one.overtaken for one in share.path()}
+        request.overtaken = {one: one.overtaken for one in share.path}
         self.waiting.append(request)
         self._serve()
 
     def free(self, share: ReferenceShare, nbytes: int) -> None:
         """Take memory back."""
-        for one in share.path():
+        for one in share.path:
             one.live -= -(-nbytes // GRANULE) * GRANULE
         self._serve()
 
@@ -92,7 +87,7 @@ class ReferenceScheduler:
     def set_limit(self, share: ReferenceShare, limit: int) -> None:
         """Change a limit; requests above it are refused."""
         share.limit = limit
-        for request in [one for one in self.waiting if one.nbytes > limit and share in one.share.path()]:
+        for request in [one for one in self.waiting if one.nbytes > limit and share in one.share.path]:
             self.refused.append(request.name)
             self.waiting.remove(request)
         self._serve()
@@ -102,23 +97,23 @@ class ReferenceScheduler:
     def _serve(self) -> None:
         while passing := [one for one in self.waiting if self._passes(one, self.root)]:
             request = min(passing, key=lambda one: one.place)
-            for share in request.share.path():
+            for share in request.share.path:
                 head = self._head(share)
                 if head is not None and head is not request and head.place < request.place:
                     share.overtaken += request.nbytes
             self.waiting.remove(request)
-            for share in request.share.path():
+            for share in request.share.path:
                 share.live += request.nbytes
             self.served.append(request.name)
 
     def _head(self, share: ReferenceShare) -> ReferenceRequest | None:
         """Return the first request that has come as far as a share: all budgets inside of it let it pass."""
-        there = [one for one in self.waiting if share in one.share.path() and self._comes_to(one, share)]
+        there = [one for one in self.waiting if share in one.share.path and self._comes_to(one, share)]
         return min(there, key=lambda one: one.place, default=None)
 
     def _comes_to(self, request: ReferenceRequest, share: ReferenceShare) -> bool:
-        inside = [one for one in request.share.path() if share in list(one.path())[1:]]
-        return all(self._is_let_pass(request, one) for one in inside)
+        path = request.share.path
+        return all(self._is_let_pass(request, inside) for inside in path[: path.index(share)])
 
     def _passes(self, request: ReferenceRequest, share: ReferenceShare) -> bool:
         return self._comes_to(request, share) and self._is_let_pass(request, share)

@@ -124,9 +124,11 @@ class World(Programs, Executor, Oracle):
         self.were_growing = {one.number for one in self.growing()}
         self.look_for_the_forgotten()
 
-    def demand(self, holds: object, promise: str) -> None:
+    def demand(self, holds: object, promise: str, *about: object) -> None:
+        """See that it holds; the promise is put together, `about` in place of its `{}`, only if it does not."""
         if not holds:
-            raise BrokenPromise(f"seed {self.seed}, at {self.now:.4f}: {promise}\n{self.kind}\n{self.picture()}")
+            broken = promise.format(*about) if about else promise
+            raise BrokenPromise(f"seed {self.seed}, at {self.now:.4f}: {broken}\n{self.kind}\n{self.picture()}")
 
     def say(self, text: str) -> None:
         if self.trace is not None:
@@ -284,7 +286,7 @@ class World(Programs, Executor, Oracle):
             if stood and self.scheduler.state(other.number) == "waiting":
                 other.passed += asked.total
                 within = other.passed <= self.kind.bypass * self.root.limit
-                self.demand(within, f"{other.passed} bytes passed {other}")
+                self.demand(within, "{} bytes passed {}", other.passed, other)
 
     def judge(self, asked: Asked, reason: str) -> None:
         """Look whether there was a reason to fail."""
@@ -299,11 +301,11 @@ class World(Programs, Executor, Oracle):
 
     def take(self, block: int, share: Share) -> None:
         held = Held(block, self.heap.info(block).address, self.heap.info(block).nbytes, share)
-        self.demand(block not in self.held, f"{held} is handed out twice")
+        self.demand(block not in self.held, "{} is handed out twice", held)
         for other in self.held.values():
             apart = held.address >= other.address + other.nbytes or other.address >= held.address + held.nbytes
             nested = share.arena != other.share.arena
-            self.demand(apart or nested, f"{held} lies on {other}")
+            self.demand(apart or nested, "{} lies on {}", held, other)
         self.held[block] = held
 
     def hold(self, actor: Actor, blocks: Blocks) -> None:

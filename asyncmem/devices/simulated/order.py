@@ -70,7 +70,7 @@ class RangeMap:
             return
         cell = self._cells[at]
         if cell.start < address < cell.end:
-            rest = replace(cell, start=address, reads=dict(cell.reads))
+            rest = Cell(address, cell.end, cell.birth, cell.write, dict(cell.reads), cell.moved)
             # Without a call, after which an interrupt could come: all of it is done, or nothing.
             cell.end = address
             self._cells[at + 1 : at + 1] = [rest]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Remapped
@@ -116,27 +116,28 @@ class Paging:
         """
         with self._lock:
             self._check(out, into, moves)
-            done = Remapped(0, 0, 0)
+            moved = unmapped = mapped = 0
+            error: DeviceError | OutOfMemoryError | None = None
             sources = {(to, nbytes): (address, nbytes) for (address, nbytes), to in moves}
             try:
                 for stretch in _stretches(sources):
                     self._show(stretch)
                     for span in stretch:
                         self._share(sources[span], span)
-                    done = replace(done, moved=done.moved + len(stretch))
+                    moved += len(stretch)
                 for span in out:
                     self._unmap(span)
-                    done = replace(done, unmapped=done.unmapped + 1)
+                    unmapped += 1
                 for stretch in _stretches(into):
                     self._map(stretch)
-                    done = replace(done, mapped=done.mapped + len(stretch))
-            except (DeviceError, OutOfMemoryError) as error:
-                done = replace(done, error=error.with_traceback(None))  # or it would keep this frame, and so itself
+                    mapped += len(stretch)
+            except (DeviceError, OutOfMemoryError) as failed:
+                error = failed.with_traceback(None)  # or it would keep this frame, and so itself
             try:
                 self._release_spare()
-            except DeviceError as error:
-                done = replace(done, error=done.error or error.with_traceback(None))
-            return done
+            except DeviceError as failed:
+                error = error or failed.with_traceback(None)
+            return Remapped(moved, unmapped, mapped, error)
 
     def holds(self, address: int) -> bool:
         """Return whether there is memory behind an address."""
@@ -149,7 +150,7 @@ class Paging:
                 raise InvalidRequest(name, spans, "spans that were mapped as such, each once")
         if any(self._mapped[span].address != span[0] for span in moved):
             raise InvalidRequest("moves", moves, "the latest address of each memory")
-        gone = {page for span in out for page in self._numbers(*span)}
+        gone = set[int]().union(*(self._numbers(*span) for span in out))
         for (_, nbytes), to in moves:
             self._check_bare("moves", to, nbytes, set())
         for address, nbytes in into:
@@ -157,7 +158,7 @@ class Paging:
 
     def _check_bare(self, name: str, address: int, nbytes: int, gone: set[int]) -> None:
         inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
-        taken = any(page in self._pages and page not in gone for page in self._numbers(address, nbytes))
+        taken = self._pages.intersection(self._numbers(address, nbytes)) - gone
         if not inside or taken or nbytes <= 0 or (address | nbytes) % self.page:
             raise InvalidRequest(name, (hex(address), nbytes), "whole pages of a reserved range, not mapped yet")
 

@@ -1,5 +1,6 @@
 """Which driver the tests of this process run over: the real one, or the fake in its place."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -26,16 +27,15 @@ def load(cache: Path, vendor: str = "cuda") -> FakeDriver | None:
         return None
     if choice != "fake":
         raise ValueError(f"{variable} is {choice!r}, and must be 'fake' or 'real'")
-    folder = cache / _fingerprint()
-    if not folder.exists():
-        find_compiler()  # else the tests are skipped
-        unfinished = cache / str(os.getpid())
-        unfinished.mkdir()
-        build(unfinished)
-        try:
-            unfinished.rename(folder)  # at once, so that no other session sees half of it
-        except OSError:  # another session was quicker
-            shutil.rmtree(unfinished)
+    folder, unfinished = cache / _fingerprint(), cache / "unfinished"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that come meanwhile wait: it takes as long as fifty tests
+        if not folder.exists():
+            find_compiler()  # else the tests are skipped
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            build(unfinished)
+            unfinished.rename(folder)
     return FakeDriver(folder / SONAMES[vendor])
 
 
