@@ -1,4 +1,4 @@
-"""The documentation site: `tox -e docs` builds it, and fails on any warning."""
+"""The documentation site: `tox -e docs -- html` writes it, and fails on any warning."""
 
 import datetime as dt
 import sys

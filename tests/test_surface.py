@@ -17,7 +17,7 @@ import pytest
 import asyncmem
 import asyncmem.core._core as compiled
 from asyncmem import core
-from asyncmem.cli.app import commands
+from tests.cli.commands import COMMANDS
 
 # The sources, which an installed package has not all of.
 ROOT = Path(__file__).parents[1] / "asyncmem"
@@ -303,7 +303,7 @@ def surface() -> Iterator[str]:
         for member, _ in members(one):
             bound = getattr(one, member)
             yield f"{name}.{member}" + (call_of(bound) if inspect.isroutine(bound) else "")
-    for command, group in sorted(commands.commands.items()):
+    for command, group in sorted(COMMANDS.items()):
         yield " ".join([f"$ asyncmem {command}", *sorted(word for option in group.params for word in option.opts)])
 
 

@@ -15,6 +15,8 @@ def main() -> int:
     0 is success, 1 a failure that the text names, 2 a mistake in the command line or an option, 130 an interruption.
     """
     try:
+        import rich  # noqa: F401 -- what the commands need is missed before one of them is imported
+
         from asyncmem.cli.app import app
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]

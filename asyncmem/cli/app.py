@@ -2,24 +2,16 @@
 
 import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Final
 
 import click
 from click.shell_completion import get_completion_class
 
-from asyncmem.cli.bench import bench
-from asyncmem.cli.demo import demo
-from asyncmem.cli.doctor import doctor
-from asyncmem.cli.estimate import estimate
-from asyncmem.cli.exports import export, plan, report
 from asyncmem.cli.program import INTERRUPTED
-from asyncmem.cli.replay import costs, journal, replay
-from asyncmem.cli.reports import leaks, segments, stats, summary, table, timeline, tree, waits
-from asyncmem.cli.run import run
-from asyncmem.cli.top import top
 from asyncmem.errors import AsyncmemError, InvalidRequest
 from asyncmem.text import printable
 
@@ -40,13 +32,18 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(kind(context.find_root().command, {}, "asyncmem", "_ASYNCMEM_COMPLETE").source())
 
 
-GROUPS: Final = {
-    "Record a program": (run, top),
-    "Look at a recording": (summary, stats, table, tree, timeline, segments, waits, leaks, report, export),
-    "Plan memory": (estimate, replay, plan, journal),
-    "Know the machine": (doctor, demo, bench, costs, completion),
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Record a program": {"run": "run", "top": "top"},
+    "Look at a recording": {
+        **dict.fromkeys(("summary", "stats", "table", "tree", "timeline", "segments", "waits", "leaks"), "reports"),
+        **dict.fromkeys(("report", "export"), "exports"),
+    },
+    "Plan memory": {"estimate": "estimate", "replay": "replay", "plan": "exports", "journal": "replay"},
+    "Know the machine": {"doctor": "doctor", "demo": "demo", "bench": "bench", "costs": "replay", "completion": "app"},
 }
-"""The commands, as the help lists them."""
+"""The commands, as the help lists them, and the module of each: it is imported once the command is asked for."""
+
+_MODULES: Final = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -63,11 +60,23 @@ class WrongInput(click.ClickException):
 class Commands(click.Group):
     """Turns what a user may cause into a message; a defect of asyncmem keeps its traceback."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's
+        """Name the commands."""
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; or all of them where none has that name, as click then says which is the nearest."""
+        for name in [cmd_name] if cmd_name in _MODULES else _MODULES:
+            if name not in self.commands:
+                self.commands[name] = getattr(import_module(f"asyncmem.cli.{_MODULES[name]}"), name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in groups, each with the whole first sentence of its docstring."""
         for title, group in GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in group]
             with formatter.section(title):
-                formatter.write_dl([(one.name or "", one.get_short_help_str(limit=_WIDEST)) for one in group])
+                formatter.write_dl([(name, one.get_short_help_str(limit=_WIDEST)) for name, one in found if one])
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:  # noqa: ANN401 -- click's own, passed on
         """Read the command line."""
@@ -123,11 +132,6 @@ def _only_error(group: ExceptionGroup[Exception]) -> AsyncmemError:
 @click.version_option(version("asyncmem"), prog_name="asyncmem")
 def commands() -> None:
     """Await GPU memory the way you await a socket."""
-
-
-for group in GROUPS.values():
-    for command in group:
-        commands.add_command(command)
 
 
 def app() -> int:

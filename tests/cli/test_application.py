@@ -19,6 +19,7 @@ import asyncmem.cli
 from asyncmem.cli.app import GROUPS, Commands
 from asyncmem.cli.program import INTERRUPTED
 from asyncmem.errors import InvalidRequest, PoolClosed
+from tests.cli.commands import COMMANDS
 
 Invoke = Callable[..., Result]
 
@@ -30,9 +31,10 @@ def test_help_lists_every_command(invoke: Invoke) -> None:
     assert "...\n" not in result.output.partition("\n")[2]
     words = " ".join(result.output.split())
     for title, group in GROUPS.items():
-        assert f"{title}: {group[0].name} " in words
-        for command in group:
-            assert f"\n  {command.name} " in result.output
+        assert f"{title}: {next(iter(group))} " in words
+        for name in group:
+            command = COMMANDS[name]
+            assert f"\n  {name} " in result.output
             sentence = " ".join((command.help or "").split("\n\n")[0].split())
             assert sentence.removesuffix(".") in words
 
@@ -100,6 +102,18 @@ def test_an_interruption_ends_with_the_shells_code() -> None:
     result = CliRunner().invoke(a_command_that_raises(KeyboardInterrupt()), ["stumble"])
     assert result.exit_code == INTERRUPTED
     assert result.output == "interrupted\n"
+
+
+def test_a_command_imports_no_other() -> None:
+    """So that it starts as soon as it can: `asyncmem run` stands before a program."""
+    code = (
+        "import sys; from asyncmem.cli.app import commands; commands.main(['run', '--help'], standalone_mode=False); "
+        "print(*(name for name in sys.modules if name.startswith('asyncmem.cli.')), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    imported = {name.removeprefix("asyncmem.cli.") for name in ran.stderr.split()}
+    assert "run" in imported
+    assert not imported & ({module for group in GROUPS.values() for module in group.values()} - {"app", "run"})
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])

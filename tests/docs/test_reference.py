@@ -14,7 +14,6 @@ import asyncmem
 import asyncmem.pipeline
 from asyncmem import errors, insight, planning
 from asyncmem.arrays.elements import SHORT_FLOATS, element_type
-from asyncmem.cli.app import commands
 from asyncmem.cli.bench import ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import pictures, reports
@@ -23,6 +22,7 @@ from asyncmem.options import COMMON_OPTIONS, OPTIONS, RUNTIME_OPTIONS, PoolOptio
 from asyncmem.pipeline import parallel
 from asyncmem.stats import DERIVED, PoolStats
 from benchmarks import comparison
+from tests.cli.commands import COMMANDS
 
 # Short floats, and the names that the page's ranges of numpy's own end with.
 ELEMENTS = [*SHORT_FLOATS, "bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "complex128"]
@@ -266,7 +266,7 @@ def test_every_picture_is_listed() -> None:
 def test_every_command_is_listed_with_its_options() -> None:
     """The table of commands has all of them, each with its own options and no other."""
     listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--[\w-]+", cells[1])) for cells in rows("Command line")}
-    there = {name: {word for option in one.params for word in option.opts} for name, one in commands.commands.items()}
+    there = {name: {word for option in one.params for word in option.opts} for name, one in COMMANDS.items()}
     assert listed == {name: {word for word in words if word.startswith("--")} for name, words in there.items()}
 
 
