@@ -370,7 +370,8 @@ def test_nothing_is_lost(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pool.close()
     points = [one for one in runs[0] if all(one in run for run in runs) and not is_beyond_us(one)]
     assert len(points) > 5
-    gc.freeze()  # what the program has imported and kept by now need not be looked through at each point
+    gc.collect()
+    gc.freeze()  # the collection at each point skips what the program has imported and kept by now
     ended = 0
     for point in points:
         device, pool = opened()

@@ -29,7 +29,7 @@ def load(cache: Path, vendor: str = "cuda") -> FakeDriver | None:
         raise ValueError(f"{variable} is {choice!r}, and must be 'fake' or 'real'")
     folder, unfinished = cache / _fingerprint(), cache / "unfinished"
     with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that come meanwhile wait: it takes as long as fifty tests
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker compiles, for some seconds; the others wait
         if not folder.exists():
             find_compiler()  # else the tests are skipped
             shutil.rmtree(unfinished, ignore_errors=True)
