@@ -53,11 +53,16 @@ class Soak:
         self.faults: list[BaseException] = []
         self.threads: set[asyncio.Task[None]] = set()
 
-    async def run(self, seconds: float) -> None:
-        """Keep workers at work and cancel some of them, until the time is over or something is wrong."""
+    async def run(self, seconds: float, least: int) -> None:
+        """Keep workers at work and cancel some of them, until the time is over or something is wrong.
+
+        However slow the machine is, `least` requests wait and `least` tasks are cancelled.
+        """
         workers: set[asyncio.Task[None]] = set()
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.faults and not self.wrong.value:
+        while not self.faults and not self.wrong.value:
+            if time.monotonic() >= end and min(self.pool.stats().waits, self.counts["cancelled"]) >= least:
+                break
             while len(workers) < WORKERS:
                 workers.add(asyncio.create_task(self.worker()))
             await asyncio.sleep(self.choice.random() * 0.004)
@@ -186,12 +191,14 @@ class Soak:
         return self.choice.choice(self.streams)
 
 
-async def soak(card: Card, kind: str, seconds: float, seed: int, limit: int | None) -> dict[str, object]:
+async def soak(
+    card: Card, kind: str, seconds: float, seed: int, limit: int | None, least: int = 0
+) -> dict[str, object]:
     """Run on one pool; return what happened. Raises where a promise is broken."""
     options = {"segments": kind, "limit": limit, "segment_size": 16 * MIB, "stall_after": None}
     async with AsyncMemoryPool(card.device, **options) as pool:
         run = Soak(card, pool, seed)
-        await run.run(seconds)
+        await run.run(seconds, least)
         if run.faults:
             raise run.faults[0]
         stats = pool.stats()

@@ -11,6 +11,6 @@ from .soak import MIB, soak
 def test_a_short_soak_leaves_nothing_behind(card: Card, kind: str, driver: object) -> None:
     """Seconds of tasks that share memory, wait and are cancelled: every word right, no byte live or kept."""
     seconds = 2.0 if driver else 10.0
-    result = asyncmem.run(lambda: soak(card, kind, seconds, random.randrange(2**32), 192 * MIB))
-    assert result["waits"]
-    assert result["cancelled"]
+    result = asyncmem.run(lambda: soak(card, kind, seconds, random.randrange(2**32), 192 * MIB, least=5))
+    assert int(result["waits"]) >= 5
+    assert int(result["cancelled"]) >= 5
