@@ -18,7 +18,7 @@ from tests.conftest import close_pools
 if TYPE_CHECKING:
     from .card import Card, PoolMaker
 
-HERE = Path(__file__).parent
+HERE = str(Path(__file__).parent)
 WANTED = os.environ.get("ASYNCMEM_TEST_CUDA") == "real"
 FOR_THE_FAKE_TOO = tuple(f"test_{name}.py" for name in ("graphs", "moves", "order", "pages", "parallel", "soak"))
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what needs a real GPU unless one was asked for; minutes are allowed then."""
     left_out = pytest.mark.skip(reason="needs a GPU: tox -e gpu")
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(HERE):
             if WANTED:
                 item.add_marker(pytest.mark.timeout(300))
             elif item.path.name not in FOR_THE_FAKE_TOO:

@@ -357,10 +357,7 @@ def spoiled(row: int, **changes: Any) -> dict[str, Any]:
         ),
         (
             program().snapshot(
-                segments=[
-                    {"device": 0, "total_size": (1 << 47) - 1, "stream": 0, "address": 0, "blocks": []}
-                    for _ in range(70_000)
-                ]
+                segments=[{"device": 0, "total_size": (1 << 47) - 1, "stream": 0, "address": 0, "blocks": []}] * 70_000
             ),
             "less than 128 TiB reserved before it",
         ),
