@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+from asyncmem.errors import InvalidRequest
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.stats import PoolStats
 from asyncmem.text import quoted
@@ -103,7 +104,16 @@ def run(
     Args:
         main: A coroutine, or a function without arguments that makes one; its result is the answer.
         debug: Whether the loop checks for slow callbacks and forgotten awaits.
+
+    Raises:
+        RuntimeError: An event loop runs here already.
     """
+    if not (callable(main) or isinstance(main, Coroutine)):
+        raise InvalidRequest("main", main, "a coroutine, or a function that makes one")
+    if _in_a_loop():
+        if isinstance(main, Coroutine):
+            main.close()  # nobody awaits it
+        raise RuntimeError("asyncmem.run: an event loop runs here already: `await` the coroutine instead")
     try:
         import uvloop
     except ImportError:
@@ -112,3 +122,11 @@ def run(
         factory = uvloop.new_event_loop
     with asyncio.Runner(debug=debug, loop_factory=factory) as runner:
         return runner.run(main if isinstance(main, Coroutine) else main())
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -170,6 +170,29 @@ def test_runtime_pool_survives_a_second_run(everywhere: Run) -> None:
     assert everywhere(main) == MIB
 
 
+@pytest.mark.filterwarnings("error")
+def test_run_inside_a_loop_says_to_await() -> None:
+    """One error, and no warning of a coroutine that nobody awaited; the loop goes on."""
+
+    async def inner() -> int:
+        return 3
+
+    async def main() -> int:
+        for given in (inner, inner()):
+            with pytest.raises(RuntimeError, match="`await` the coroutine instead") as caught:
+                asyncmem.run(given)
+            assert caught.value.__context__ is None
+        return await inner()
+
+    assert asyncmem.run(main) == 3
+
+
+def test_run_refuses_what_is_no_program() -> None:
+    """By the package's error."""
+    with pytest.raises(InvalidRequest, match="main: expected a coroutine, or a function that makes one, got 3"):
+        asyncmem.run(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.may_block
 def test_frees_from_threads_wake_waiters(everywhere: Run) -> None:
     """Memory freed by other threads reaches the tasks that wait for it, however many threads there are."""
