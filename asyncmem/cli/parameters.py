@@ -81,7 +81,13 @@ def refuse(reason: str, **given: object) -> None:
 
 
 def check_output(
-    path: str, *, force: bool, sources: Sequence[str] = (), as_json: bool = False, option: str = "-o"
+    path: str,
+    *,
+    force: bool,
+    sources: Sequence[str] = (),
+    as_json: bool = False,
+    option: str = "-o",
+    forcing: str = "--force",
 ) -> None:
     """Check that an output file may be written, before the work begins.
 
@@ -90,11 +96,11 @@ def check_output(
         force: Whether a file that exists may be overwritten.
         sources: The files that are read, which are never overwritten.
         as_json: Whether figures go to standard output.
-        option: What named the file.
+        option: What names the file.
+        forcing: What overwrites it, for the error.
 
     Raises:
-        click.BadParameter: The file exists and may not be overwritten.
-        click.UsageError: Standard output would be written to twice.
+        click.UsageError: The file exists and may not be overwritten, or standard output would be written to twice.
     """
     found = Path(path)
     if path == STANDARD_OUTPUT and as_json:
@@ -104,7 +110,7 @@ def check_output(
     if any(found.samefile(source) for source in sources):
         raise click.BadParameter(f"{printable(path)} is what is read: choose another name", param_hint="-o")
     if not force:
-        raise _taken(path)
+        raise _taken(path, option, forcing)
 
 
 @contextmanager
@@ -112,7 +118,7 @@ def written(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Open an output file, or standard output for "-". A new file is removed if the block does not complete.
 
     Raises:
-        click.BadParameter: The file exists and may not be overwritten.
+        click.UsageError: The file exists and may not be overwritten.
         click.FileError: It cannot be written.
     """
     if path == STANDARD_OUTPUT:
@@ -136,9 +142,8 @@ def written(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise click.FileError(path, error.strerror) from error
 
 
-def _taken(path: str) -> click.BadParameter:
-    message = f"{printable(path)} exists: --force overwrites it, -o names another"
-    return click.BadParameter(message, param_hint="-o")
+def _taken(path: str, option: str = "-o", forcing: str = "--force") -> click.UsageError:
+    return click.UsageError(f"{printable(path)} exists: {forcing} overwrites it, {option} names another")
 
 
 # -- recordings --------------------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def run(
         raise click.BadParameter("expected a file: standard output is the program's", param_hint="-o")
     try:
         found = Program(program, is_module=is_module)
-        check_output(path, force=force, sources=[found.file])
+        again = f"asyncmem run --force {'-m ' if is_module else ''}{printable(program)}"
+        check_output(path, force=force, sources=[found.file], forcing=f"--force before the program ({again})")
         recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
         recording.__enter__()
         if live:

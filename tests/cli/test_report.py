@@ -40,7 +40,8 @@ def test_a_file_that_exists_is_kept(invoke: Invoke, recorded: Path) -> None:
     path.write_bytes(b"precious")
     refused = invoke("report", str(recorded))
     assert refused.exit_code == 2
-    assert "--force" in refused.output
+    assert "exists: --force overwrites it, -o names another" in refused.output
+    assert "Invalid value" not in refused.output, "-o was not given"
     assert path.read_bytes() == b"precious"
     assert invoke("report", str(recorded), "--force").exit_code == 0
     assert path.read_bytes().startswith(b"<!doctype html>")

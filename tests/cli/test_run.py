@@ -141,6 +141,19 @@ def test_a_file_is_not_written_over(script: Callable[[str], Path]) -> None:
     assert not read(file).note
 
 
+def test_a_second_run_says_where_force_stands(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the program, as behind it it is the program's; no option is blamed that was not given."""
+    monkeypatch.chdir(tmp_path)
+    Path("waits.py").touch()
+    Path("waits.amem").touch()
+    for command in (["waits.py"], ["waits.py", "--force"]):
+        refused = invoke("run", *command)
+        assert refused.exit_code == 2
+        said = "--force before the program (asyncmem run --force waits.py) overwrites it, -o names another"
+        assert said in refused.output
+        assert "Invalid value" not in refused.output
+
+
 RECORDS_ITSELF = """
 import sys
 from asyncmem.insight import Recording
