@@ -144,7 +144,8 @@ def replay(
     neither --lag nor --pace it goes as fast as it can there. All options of a pool may be settings then.
 
     With --advise the options are tried that could help the program as it is under --policy, stream_ordered unless that
-    says otherwise, and lines of Python are printed that make a pool with those that do.
+    says otherwise, and lines of Python are printed that make a pool with those that do. For a recording of
+    `asyncmem run` they have the pool's device, limit and other settings, too.
 
     Exits with 1 if a replay does not complete under its limit.
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
@@ -241,7 +242,8 @@ def _advise(programs: list[Recorded], policies: tuple[str, ...], model: Model, *
     for one in programs:
         given = policies[0] if policies else one.pool and _policy_of(one, None)
         with progress(f"trying options for {one.trace.name}"):
-            found.append((one, advise(one.trace, None if given is None else Policy.parse(given), model)))
+            policy = None if given is None else Policy.parse(given)
+            found.append((one, advise(one.trace, policy, model, device=one.device)))
     if as_json:
         click.echo(to_json([advice_as_json(*pair) | pair[0].about() for pair in found], indent=2))
         return

@@ -12,6 +12,7 @@ from asyncmem.cli.tables import Cell, show_table, table_of
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight.names import PoolName
 from asyncmem.replay import Advice, LiveReplay, Replay, Trace
+from asyncmem.replay.model import arguments_of
 from asyncmem.replay.run import Outcome
 from asyncmem.text import printable
 
@@ -31,6 +32,18 @@ class Recorded(NamedTuple):
     def limit(self) -> int | None:
         """What the recorded pool might reserve; None where that is not known."""
         return None if self.pool is None else self.pool.limit
+
+    @property
+    def device(self) -> str:
+        """The name of the recorded device; other files tell its number alone."""
+        return f"cuda:{self.trace.device}" if self.pool is None else self.pool.device
+
+    def arguments(self) -> dict[str, object]:
+        """Return what the recorded pool was told, as far as that is known."""
+        if self.pool is None:
+            return {}
+        mib, rest = divmod(self.pool.limit, 1 << 20)
+        return {**arguments_of(self.pool.options), "limit": self.pool.limit if rest else f"{mib} MiB"}
 
     def about(self) -> dict[str, object]:
         """Return what is missing in the recording, and the pool that was recorded."""
@@ -98,7 +111,7 @@ def advice_as_json(program: Recorded, advice: Advice) -> dict[str, object]:
         ],
         "after": figures(advice.after),
         "arguments": advice.arguments(),
-        "code": advice.code(),
+        "code": advice.code(advice.device, **program.arguments()),
     }
 
 
@@ -127,7 +140,7 @@ def show_advice(program: Recorded, advice: Advice, console: Console) -> None:
         rows.append((tried, advised, *(cells[heading] for heading in _ADVISED)))
     show_table(table_of((first, "advised", *_ADVISED), rows, left=("advised",), whole=(first,)), console)
     console.print()
-    console.print(advice.code(), soft_wrap=True, end="")
+    console.print(advice.code(advice.device, **program.arguments()), soft_wrap=True, end="")
 
 
 def _cells(entry: Entry, *, waited: bool) -> dict[str, Cell]:

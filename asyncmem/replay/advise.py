@@ -15,9 +15,13 @@ from asyncmem.replay.columns import Op
 from asyncmem.replay.model import IMPATIENT, Model, Policy
 from asyncmem.replay.run import PAGE, Replay, fit, replay
 from asyncmem.replay.trace import Trace
+from asyncmem.text import to_json
 
 POOLED: Final = ("paged", "stream_ordered")
 """The kinds of segments to try. The third, "direct", is for suspicion."""
+
+POOLING: Final = ("cuda", "rocm", "simulated")
+"""The kinds of devices that have them."""
 
 WORTH: Final = 0.005
 """What an option must save of what is reserved."""
@@ -69,22 +73,30 @@ class Advice:
         after: The replay with all that helps together.
         assumed: What these replays take for granted, as arguments of a pool: streams rather wait for each other than
             have memory of their own.
+        device: The device that the program ran on.
     """
 
     before: Replay
     suggestions: tuple[Suggestion, ...]
     after: Replay
     assumed: Mapping[str, object]
+    device: str = "cuda:0"
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments of a pool that has all that helps, and what was taken for granted."""
         helping = (one.arguments for one in self.suggestions if one.helps)
         return {name: value for some in (*helping, self.assumed) for name, value in some.items()}
 
-    def code(self, device: str = "cuda:0") -> str:
-        """Return lines of Python that make such a pool."""
-        given = [_literal(device), *(f"{name}={_literal(value)}" for name, value in self.arguments().items())]
-        lines = "".join(f"    {one},\n" for one in given)
+    def code(self, device: str | None = None, **given: object) -> str:
+        """Return lines of Python that make such a pool, on its device or another.
+
+        Args:
+            device: The name of another one.
+            given: Arguments that the program's pool has now; what is advised replaces them.
+        """
+        arguments = given | self.arguments()
+        told = [_literal(device or self.device), *(f"{name}={_literal(value)}" for name, value in arguments.items())]
+        lines = "".join(f"    {one},\n" for one in told)
         return f"from asyncmem import AsyncMemoryPool\n\npool = AsyncMemoryPool(\n{lines})\n"
 
 
@@ -107,7 +119,7 @@ class _Trial:
         return not against
 
 
-def advise(trace: Trace, policy: Policy | None = None, model: Model | None = None) -> Advice:
+def advise(trace: Trace, policy: Policy | None = None, model: Model | None = None, *, device: str = "cuda:0") -> Advice:
     """Try what could help a program, one after another, and keep what does.
 
     That is another kind of segments; to let growth wait (`patience`) where memory comes by pages; to have memory ready
@@ -119,16 +131,18 @@ def advise(trace: Trace, policy: Policy | None = None, model: Model | None = Non
     Args:
         trace: What the program did.
         policy: How it gets memory now; None for segments of a pool of the driver's.
-        model: The device; None for an H200 that is never late.
+        model: What the device is like; None for an H200 that is never late.
+        device: The name of the device. Segments of a kind that it does not have are not tried.
     """
     policy, model = policy or Policy.parse("stream_ordered"), model or Model()
     before = replay(trace, policy, model)
     trial = _Trial(trace, model, policy, before)
-    _try_policies(trial)
+    if device.partition(":")[0] in POOLING:
+        _try_policies(trial)
     _try_warmup(trial)
     _try_limit(trial)
     assumed = {"overlap": 0} if trace.streams > 1 else {}
-    return Advice(before=before, suggestions=tuple(trial.found), after=trial.now, assumed=assumed)
+    return Advice(before=before, suggestions=tuple(trial.found), after=trial.now, assumed=assumed, device=device)
 
 
 def _try_policies(trial: _Trial) -> None:
@@ -234,4 +248,4 @@ def _literal(value: object) -> str:
     if isinstance(value, list):
         pairs = fill(", ".join(f"({size},\0{count})" for size, count in value) + ",", _WIDTH).replace("\0", " ")
         return "[\n" + indent(pairs, " " * 8) + "\n    ]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return to_json(value) if isinstance(value, str) else repr(value)

@@ -336,6 +336,18 @@ def policy_like(text: str) -> str:
     return ",".join([segments, *(f"{name}={value}" for name, value in settings.items() if name in _REPLAYED)])
 
 
+def arguments_of(text: str) -> dict[str, object]:
+    """Return a pool's options that are written as text, as its arguments.
+
+    Raises:
+        InvalidRequest: There is no such option, or its value cannot be right.
+    """
+    pool_options(text)
+    segments, settings = _read(text, "auto")
+    numbers = {name: int(value) for name, value in settings.items() if value.isdecimal()}
+    return {"segments": segments, **settings, **numbers}
+
+
 def _read(text: str, otherwise: str) -> tuple[str, dict[str, str]]:
     if not isinstance(text, str):
         raise InvalidRequest("policy", text, "text")

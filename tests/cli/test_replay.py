@@ -1,5 +1,6 @@
 """`asyncmem replay`: recordings in, figures out."""
 
+import ast
 import json
 import pickle
 from collections.abc import Callable
@@ -331,6 +332,37 @@ class TestOfRun:
         result = invoke("replay", recorded, "--pool", "mine", "--json")
         assert "ends in the middle" in result.stderr
         assert "ends in the middle" in json.loads(result.stdout)[0]["note"]
+
+    def test_advice_is_for_the_pool_that_was_recorded(self, invoke: Invoke, recorded: str) -> None:
+        """The lines have its device, its limit and its settings, but for those that are advised otherwise."""
+        (one,) = figures(invoke, recorded, "--pool", "mine", "--advise")
+        device, given = told(one["code"])
+        assert device == "simulated:0"
+        had = {"segments": "paged", "small_limit": 512 << 10, "limit": "64 MiB"} | one["arguments"]
+        assert json.loads(json.dumps(given)) == had
+
+    def test_a_host_is_advised_no_segments_that_it_lacks(self, invoke: Invoke, tmp_path: Path) -> None:
+        """Nor are they tried, whatever kind it has now."""
+        path = str(tmp_path / "host.amem")
+        for kind in ("auto", "direct"):
+            with AsyncMemoryPool("host", limit=(64 << 20) + 4096, segments=kind) as pool:
+                with Recording(pool, file=path, force=True):
+                    for nbytes in (3 << 20, 5 << 20, 7 << 20):
+                        pool.allocate(nbytes).free()
+                (one,) = figures(invoke, path, "--advise")
+                device, given = told(one["code"])
+                assert not [tried for tried in one["suggestions"] if "segments" in tried["arguments"]]
+                assert (device, given["segments"]) == ("host", pool.options.segments)
+            AsyncMemoryPool(device, **given).close()
+
+
+def told(code: str) -> tuple[str, dict[str, Any]]:
+    """Return the device and the arguments of the pool that lines make."""
+    call = ast.parse(code).body[-1]
+    assert isinstance(call, ast.Assign)
+    assert isinstance(call.value, ast.Call)
+    (device,) = map(ast.literal_eval, call.value.args)
+    return device, {str(one.arg): ast.literal_eval(one.value) for one in call.value.keywords}
 
 
 class TestOnADevice:
