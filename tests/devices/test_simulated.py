@@ -2,11 +2,15 @@
 
 import asyncio
 import math
+import re
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncmem.devices import Call, Latencies, Simulated, StreamOrderError
+from asyncmem.devices import Call, Latencies, Simulated, StreamOrderError, simulated
+from asyncmem.devices.simulated.calls import CALLS
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 MIB = 1 << 20
@@ -120,11 +124,13 @@ class TestVirtualTime:
         with pytest.raises(InvalidRequest, match="virtual"):
             Simulated(clock="wall").advance(1.0)
 
-    @pytest.mark.parametrize("duration", [-1.0, math.nan])
-    def test_work_takes_a_time(self, free_of_charge: Simulated, duration: float) -> None:
-        """A negative duration or no number is a mistake."""
-        with pytest.raises(InvalidRequest, match="duration"):
+    @pytest.mark.parametrize("duration", [-1.0, math.nan, "1 s", None])
+    def test_work_takes_a_time(self, free_of_charge: Simulated, duration: Any) -> None:
+        """A negative duration or no number is a mistake, and the clock does not go back."""
+        with pytest.raises(InvalidRequest, match="duration: expected seconds from 0 on"):
             free_of_charge.default_stream.launch(duration)
+        with pytest.raises(InvalidRequest, match="seconds: expected seconds from 0 on"):
+            free_of_charge.advance(duration)
 
     def test_an_unknown_clock_is_refused(self) -> None:
         """There are two clocks."""
@@ -330,8 +336,18 @@ class TestFaults:
         assert device.reserved == MIB
         device.free_segment(segment)
 
-    @pytest.mark.parametrize(("nth", "times"), [(0, 1), (1, 0)])
-    def test_are_counted_from_one(self, nth: int, times: int) -> None:
+    def test_name_a_call_that_there_is(self) -> None:
+        """A misspelt name is a fault that could never come; the error has all names, which are those of the source."""
+        folder = Path(simulated.__file__).parent
+        names = re.findall(r'(?:log\.enter|_submit)\("(\w+)"', "".join(one.read_text() for one in folder.glob("*.py")))
+        assert sorted(set(names)) == list(CALLS)
+        with pytest.raises(InvalidRequest, match=r"one of allocate_segment, .*, got 'alocate_segment'"):
+            Simulated().fail("alocate_segment")
+        for name in (*CALLS, "*"):
+            Simulated().fail(name)
+
+    @pytest.mark.parametrize(("nth", "times"), [(0, 1), (1, 0), ("1", 1), (1, None), (1.5, 1)])
+    def test_are_counted_from_one(self, nth: Any, times: Any) -> None:
         """A fault that could never come is a mistake."""
         with pytest.raises(InvalidRequest):
             Simulated().fail("record", nth, times=times)

@@ -4,6 +4,7 @@ import bisect
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, fields, replace
+from operator import index
 from typing import Any, Final, TypeAlias
 
 from asyncmem.devices.simulated.timeline import Clock
@@ -75,6 +76,13 @@ def _on_curve(curve: Curve, nbytes: int) -> float:
 
 ANY: Final = "*"
 
+CALLS: Final = (
+    "allocate_segment", "block", "close", "copy", "copy_in", "copy_out", "create", "create_stream", "fill",
+    "free_segment", "grant_access", "launch", "launch_graph", "map", "memory", "peer_copy", "query", "record",
+    "record_all", "release", "reserve", "set_access", "unmap", "unreserve", "wait",
+)  # fmt: skip
+"""The names of all calls."""
+
 _KEPT: Final = 65_536
 
 
@@ -129,7 +137,13 @@ class CallLog:
 
     def fail(self, name: str, nth: int, times: int, error: Exception | None) -> None:
         """Make the `nth` call of that name from now on raise, and the `times` - 1 after it."""
-        if nth < 1 or times < 1:
+        if name not in (*CALLS, ANY):
+            raise InvalidRequest("name", name, f"one of {', '.join(CALLS)}, or {ANY!r} for any")
+        try:
+            right = min(index(nth), index(times)) >= 1
+        except TypeError:
+            right = False
+        if not right:
             raise InvalidRequest("nth, times", (nth, times), "numbers from 1")
         with self._lock:
             self._faults.append(_Fault(name, nth - 1, times, error))

@@ -16,7 +16,7 @@ from asyncmem.devices.simulated.calls import Call, CallLog, Latencies
 from asyncmem.devices.simulated.order import OrderChecker
 from asyncmem.devices.simulated.paging import InventedAddresses, Paging
 from asyncmem.devices.simulated.stream import SimulatedFence, SimulatedStream
-from asyncmem.devices.simulated.timeline import Clock, Timeline, VirtualClock, WallClock
+from asyncmem.devices.simulated.timeline import Clock, Timeline, VirtualClock, WallClock, check_seconds
 from asyncmem.devices.streams import StreamBook
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
@@ -128,15 +128,19 @@ class Simulated(Device):
         """Make a later driver call raise, before it has done anything.
 
         Args:
-            name: Which kind of call, or "*" for any.
+            name: Which kind of call, as the names in `calls`, or "*" for any.
             nth: Which of them from now on, counted from 1.
             times: How many in a row fail from there.
             error: What is raised; a `DeviceError` by default.
+
+        Raises:
+            InvalidRequest: There is no such call, or a number is not from 1 on.
         """
         self.log.fail(name, nth, times, error)
 
     def advance(self, seconds: float) -> None:
         """Move the virtual clock on; callbacks that fall due run on this thread."""
+        check_seconds("seconds", seconds)
         self._virtual().jump(self.now + seconds)
 
     def run_until_idle(self) -> None:

@@ -189,8 +189,7 @@ class Timeline:
         Raises:
             StreamOrderError: It touches what another stream may be using, or what is not there.
         """
-        if not duration >= 0:
-            raise InvalidRequest("duration", duration, "seconds from 0 on")
+        check_seconds("duration", duration)
         with self.lock:
             self.checker.begin(stream)
             for address, nbytes in reads:
@@ -227,3 +226,17 @@ class Timeline:
         """Return when all work that ends will have ended."""
         with self.lock:
             return max((at for at in self._ready_at.values() if at < math.inf), default=0.0)
+
+
+def check_seconds(what: str, value: float) -> None:
+    """Refuse what is no time.
+
+    Raises:
+        InvalidRequest: It is negative, or no number.
+    """
+    try:
+        right = value >= 0
+    except TypeError:
+        right = False
+    if not right:
+        raise InvalidRequest(what, value, "seconds from 0 on")
