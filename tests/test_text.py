@@ -637,6 +637,7 @@ def diagnoses(made: World) -> Iterable[str]:
         machine=describe_machine(), devices=(line,),
         options=(OptionLine(name="name", value=text, origin="ASYNCMEM_NAME"),),
         nvidia={"found": False, "reason": text, "cards": [], "driver": text, "cuda": text}, options_error=text,
+        options_warnings=(text,),
         advice=(text,),
     )  # fmt: skip
     out = io.StringIO()

@@ -36,7 +36,8 @@ def doctor(as_json: bool) -> None:
     """List the devices here, or why there are none, the versions in use, and the options in force.
 
     Looks for NVIDIA drivers, ROCm, Metal and OpenCL, and opens each device, in child processes, so that a broken driver
-    cannot end this command. Exits with 1 if no pool can be opened here, because the environment holds a wrong option.
+    cannot end this command. Exits with 1 if no pool can be opened here, because the environment holds a wrong option. A
+    variable that means no option is only warned of, as pools ignore it.
     """
     with progress("asking the drivers"):
         diagnosis = diagnose()
@@ -73,6 +74,8 @@ class Diagnosis:
     options: tuple[OptionLine, ...]
     options_error: str | None
     """What is wrong with the environment's options, if anything is; every pool would refuse them."""
+    options_warnings: tuple[str, ...]
+    """The variables that pools ignore, because they name no option."""
     advice: tuple[str, ...]
 
     @property
@@ -85,13 +88,15 @@ def diagnose(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     """Look at the machine, its devices and the environment (blocks; asks the drivers in child processes)."""
     machine, nvidia = describe_machine(), find_nvidia()
     options, options_error = _options(environ)
+    ignored = tuple(f"{error}; it is ignored" for _, error in unknown_variables(environ, OPTIONS))
     return Diagnosis(
         machine=machine,
         devices=tuple(_devices(nvidia)),
         nvidia=nvidia,
         options=options,
         options_error=options_error,
-        advice=tuple(_advice(machine["packages"], nvidia, options_error)),
+        options_warnings=ignored,
+        advice=tuple(_advice(machine["packages"], nvidia, [*filter(None, [options_error]), *ignored])),
     )
 
 
@@ -132,10 +137,10 @@ def _reason(card: Card) -> str:
 
 
 def _options(environ: Mapping[str, str]) -> tuple[tuple[OptionLine, ...], str | None]:
-    error = "; ".join(str(one) for _, one in unknown_variables(environ, OPTIONS)) or None
+    error = None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AsyncmemWarning)  # the error says it too
+            warnings.simplefilter("ignore", AsyncmemWarning)  # what to do says it too
             options = PoolOptions.from_environment(environ)
     except InvalidRequest as refused:
         options, error = PoolOptions(), str(refused)
@@ -162,9 +167,9 @@ def _shown(name: str, value: object) -> str:
     return str(value)
 
 
-def _advice(packages: dict[str, str | None], nvidia: NvidiaFindings, options_error: str | None) -> Iterator[str]:
-    if options_error is not None:
-        yield f"correct the environment: {options_error}"
+def _advice(packages: dict[str, str | None], nvidia: NvidiaFindings, wrong: Sequence[str]) -> Iterator[str]:
+    for one in wrong:
+        yield f"correct the environment: {one}"
     if packages["uvloop"] is None:
         yield "pip install uvloop: asyncmem.run then uses it, and hand-overs take about half the time"
     for index, card in enumerate(nvidia["cards"]):

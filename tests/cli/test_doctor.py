@@ -58,13 +58,24 @@ def test_an_option_says_which_variable_set_it(invoke: Invoke, monkeypatch: pytes
     assert options["fence_every"] == ("16", "default")
 
 
-def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that means no option makes the command exit with 1, and the rest is still shown."""
+def test_an_unknown_variable_is_warned_of(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools ignore a variable that means no option, so the exit status is that of a sound environment."""
     monkeypatch.setenv("ASYNCMEM_LIMITT", "1 GiB")
     result = invoke("doctor")
+    assert result.exit_code == 0
+    (line,) = (line for line in result.output.splitlines() if "ASYNCMEM_LIMITT" in line)
+    assert "did you mean 'ASYNCMEM_LIMIT'?" in line
+    assert line.endswith("it is ignored")
+    found = json.loads(invoke("doctor", "--json").stdout)
+    assert (found["healthy"], found["options_error"], len(found["options_warnings"])) == (True, None, 1)
+
+
+def test_a_wrong_value_is_an_error(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pool opens, so the command exits with 1, and the rest is still shown."""
+    monkeypatch.setenv("ASYNCMEM_LIMIT", "much")
+    result = invoke("doctor")
     assert result.exit_code == 1
-    assert "ASYNCMEM_LIMITT" in result.output
-    assert "did you mean" in result.output
+    assert "correct the environment: ASYNCMEM_LIMIT: " in result.output
     assert "simulated" in result.output
 
 
