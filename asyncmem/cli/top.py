@@ -39,7 +39,13 @@ class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401
         """Read text; an address has "://" in it."""
-        return value if "://" in str(value) else click.IntRange(min=1).convert(value, param, ctx)
+        if "://" in str(value):
+            return value
+        try:
+            return click.IntRange(min=1).convert(value, param, ctx)
+        except click.BadParameter:
+            expected = "the number of a process, or an address such as tcp://HOST:8786"
+            self.fail(f"expected {expected}, got {value!r}", param, ctx)
 
 
 @click.command()

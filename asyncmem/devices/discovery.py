@@ -94,7 +94,7 @@ def device(source: str | Device = "auto", /) -> Device:
         index = int(number or "0")
         if kind in _SINGLE:
             if index:
-                raise InvalidRequest("device", source, f"{kind!r} without a number, 'host', or 'cuda:N'")
+                raise InvalidRequest("device", source, f"{kind!r} without a number, or 'cuda:N'")
             return _SINGLE[kind]()
         made = _NUMBERED[kind](index) if kind in _NUMBERED else plugin_device(kind, index)
         if made is not None:

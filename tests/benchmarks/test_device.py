@@ -187,7 +187,7 @@ def test_a_row_of_the_peers_is_a_usage_error_without_them() -> None:
     """It exits with 2 and lists the rows that there are."""
     result = invoke("streams", "--device", "simulated")
     assert result.exit_code == 2
-    assert "streams is not measured on simulated without --peers" in result.output
+    assert "there is no row 'streams' on simulated without --peers" in result.output
     assert "await_hit" in result.output
 
 

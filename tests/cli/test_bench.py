@@ -85,7 +85,7 @@ def test_an_unknown_row_is_a_usage_error(invoke: Invoke) -> None:
     """A row that does not exist exits with 2 and lists those that do."""
     result = invoke("bench", "hitt")
     assert result.exit_code == 2
-    assert "await_hit" in result.output
+    assert "there is no row 'hitt' without --device; there are: hit, await_hit" in result.output
 
 
 @pytest.mark.parametrize(("row", "options"), [("scale", ["--device", "simulated"]), ("streams", [])])

@@ -104,7 +104,10 @@ def test_without_a_process_it_says_how_to_start_one(invoke: Invoke) -> None:
         assert "asyncmem run --live PROGRAM" in result.stderr
         assert "serve_live()" in result.stderr
         assert result.stdout == ""
-    assert invoke("top", "0").exit_code == 2
+    for wrong in ("0", "abc"):
+        refused = invoke("top", wrong)
+        assert refused.exit_code == 2
+        assert "expected the number of a process, or an address such as tcp://HOST:8786, got" in refused.stderr
     assert invoke("top", "--interval", "never").exit_code == 2
 
 

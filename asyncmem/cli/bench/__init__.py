@@ -185,7 +185,7 @@ def known_rows(asked: Sequence[str], there: Iterable[str], how: str) -> list[str
     names = list(there)
     for name in asked:
         if name not in names:
-            raise click.UsageError(f"{name} is not measured {how}; there are: {', '.join(names)}")
+            raise click.UsageError(f"there is no row {name!r} {how}; there are: {', '.join(names)}")
     return [name for name in names if not asked or name in asked]
 
 
