@@ -653,7 +653,7 @@ class Allocator:
         stream: object = None,
         tag: str | None = None,
         priority: int = 0,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> Buffer: ...
     def allocate_async(
         self,
@@ -662,7 +662,7 @@ class Allocator:
         stream: object = None,
         tag: str | None = None,
         priority: int = 0,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> Ready[Buffer] | Request[Buffer]: ...
     def try_allocate(self, size: int | str, *, stream: object = None, tag: str | None = None) -> Buffer | None: ...
     def allocate_batch(
@@ -672,7 +672,7 @@ class Allocator:
         stream: object = None,
         tag: str | None = None,
         priority: int = 0,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> Ready[Batch] | Request[Batch]: ...
 
 @final
@@ -699,7 +699,7 @@ class Route:
         stream_of: Callable[[int], object],
         *,
         tag: str | None = None,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         names_streams: bool = False,
     ) -> None: ...
     def enter(self) -> None:
@@ -754,7 +754,7 @@ class PointerAllocator:
         pointer: Callable[[object, int], object],
         *,
         tag: str,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> None: ...
     def allocate(self, nbytes: int) -> object:
         """Return a pointer to memory that is ready on the stream that is current, and goes back behind that as it dies.
@@ -780,7 +780,7 @@ class AddressedBuffers:
         find: Callable[[dict[int, Stream], Any, int], Stream],
         *,
         tag: str,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> None: ...
     def allocate(self, nbytes: int, stream: object) -> int:
         """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""

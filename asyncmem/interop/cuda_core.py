@@ -32,7 +32,7 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
     buffer is closed on. Both may be closed once that is done.
     """
 
-    def __init__(self, share: Share, *, tag: str = "cuda.core", timeout: float | None = None) -> None:
+    def __init__(self, share: Share, *, tag: str = "cuda.core", timeout: float | str | None = None) -> None:
         self._device = device_of(share)
         self._buffers = AddressedBuffers(share, partial(_find, share._opened), tag=tag, timeout=timeout)
 

@@ -28,7 +28,7 @@ _backend: Any = import_module("cupy_backends.cuda.stream")
 _stream_here: object = _backend.__pyx_capi__["get_current_stream_ptr"]
 
 
-def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> AbstractContextManager[None]:
+def use(share: Share, *, tag: str = "cupy", timeout: float | str | None = None) -> AbstractContextManager[None]:
     """Have CuPy allocate all memory of this thread on the share's device from there, until the block ends.
 
     An array that outlives the block stays valid, and its memory goes back when it dies. `asyncmem.interop` says more.

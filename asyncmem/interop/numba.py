@@ -32,14 +32,14 @@ _TAG = "numba"
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.places: list[tuple[int, Share, str, float | None]] = []
+        self.places: list[tuple[int, Share, str, float | str | None]] = []
 
 
 _thread = _Thread()
 _beginning = threading.Lock()  # Numba makes its list of devices at the first use, and fails where two threads do so
 
 
-def use(share: Share, *, tag: str = _TAG, timeout: float | None = None) -> AbstractContextManager[None]:
+def use(share: Share, *, tag: str = _TAG, timeout: float | str | None = None) -> AbstractContextManager[None]:
     """Have Numba allocate all memory of this thread on the share's device from there, until the block ends.
 
     An array that outlives the block stays valid, and its memory goes back when it dies. `asyncmem.interop` says more.

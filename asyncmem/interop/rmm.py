@@ -33,7 +33,7 @@ __all__ = ["ResourceDevice", "memory_resource"]
 _ORDERED: Final = "stream_ordered"
 
 
-def memory_resource(share: Share, *, tag: str = "rmm", timeout: float | None = None) -> CallbackMemoryResource:
+def memory_resource(share: Share, *, tag: str = "rmm", timeout: float | str | None = None) -> CallbackMemoryResource:
     """Return a resource of RMM's that allocates from a pool, a budget or a lease.
 
     Memory is ready in the order of the stream that it is asked for, and goes back behind the one that it is freed on. A
@@ -55,7 +55,7 @@ class _Calls:
 
     _used: ClassVar[dict[int, _Calls]] = {}  # by the addresses of what is live
 
-    def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
+    def __init__(self, share: Share, tag: str, timeout: float | str | None) -> None:
         device_of(share)
         stream_of = share._opened.device.stream_of
         # RMM's object of a stream keeps nothing alive.

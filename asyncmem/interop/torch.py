@@ -35,7 +35,7 @@ _C: Any = torch._C
 
 
 @contextmanager
-def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> Iterator[None]:
+def use(share: Share, *, tag: str = "torch", timeout: float | str | None = None) -> Iterator[None]:
     """Have torch allocate all CUDA memory of this thread from a pool, a budget or a lease, until the block ends.
 
     Backward passes run on this thread too. What torch has cached goes back at the end of the block; a tensor that
@@ -61,7 +61,7 @@ def give_back() -> None:
         _prepared().give_back()
 
 
-def install(*shares: Share, tag: str = "torch", timeout: float | None = None) -> None:
+def install(*shares: Share, tag: str = "torch", timeout: float | str | None = None) -> None:
     """Be torch's allocator in this process, before it starts CUDA: every tensor is a block of a pool or a budget.
 
     Memory goes back behind the work of its own stream, or, after `record_stream`, of all. `memory_stats`,
@@ -99,7 +99,7 @@ def install(*shares: Share, tag: str = "torch", timeout: float | None = None) ->
     _C._cuda_resetAccumulatedMemoryStats = lambda device: _installed[device].reset_totals()
 
 
-def _route(share: Share, device: int, tag: str, timeout: float | None, *, names_streams: bool = False) -> Route:
+def _route(share: Share, device: int, tag: str, timeout: float | str | None, *, names_streams: bool = False) -> Route:
     return Route(
         share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout, names_streams=names_streams
     )
@@ -172,7 +172,7 @@ def _use_once_more(device: int, number: tuple[int, int]) -> None:
 class _EachTensor:
     """One use of a share where torch asks us for each tensor."""
 
-    def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
+    def __init__(self, share: Share, device: int, tag: str, timeout: float | str | None) -> None:
         _captures.watch(share)
         self._route = _route(share, device, tag, timeout, names_streams=bool(_installed))
         self._backwards_elsewhere = True
@@ -195,7 +195,7 @@ class _EachTensor:
 class _EachSegment(_EachTensor):
     """One use of a share: a pool of torch's that gets its segments from there."""
 
-    def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
+    def __init__(self, share: Share, device: int, tag: str, timeout: float | str | None) -> None:
         self._torch = _prepared()
         super().__init__(share, device, tag, timeout)
         share._opened.give_back_hooks.add(self._torch.give_back)

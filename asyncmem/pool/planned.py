@@ -119,7 +119,7 @@ class PlannedMemory(Handle):
 
     def allocate_async(
         self, size: Size | None = None, *, key: str | None = None, stream: object = None, tag: str | None = None,
-        priority: int = 0, timeout: float | None = None,
+        priority: int = 0, timeout: float | str | None = None,
     ) -> Ready[Buffer] | Request[Buffer]:  # fmt: skip
         """Allocate as the plan has it; what it does not have, as `AsyncMemoryPool.allocate_async` does.
 
@@ -141,7 +141,7 @@ class PlannedMemory(Handle):
 
     def allocate(
         self, size: Size | None = None, *, key: str | None = None, stream: object = None, tag: str | None = None,
-        priority: int = 0, timeout: float | None = None,
+        priority: int = 0, timeout: float | str | None = None,
     ) -> Buffer:  # fmt: skip
         """Allocate as `allocate_async` does, now; what the pool must serve may block this thread until `timeout`."""
         nbytes, found = self._take(size, key, stream, tag)

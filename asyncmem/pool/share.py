@@ -80,7 +80,7 @@ class RequestTerms(TypedDict, total=False):
     stream: object
     tag: str | None
     priority: int
-    timeout: float | None
+    timeout: float | str | None
 
 
 class Share(AnyShare):
@@ -234,7 +234,7 @@ class Share(AnyShare):
 
         return Spillable(self._opened.spilling, buffer)
 
-    def as_memory_resource(self, *, tag: str = "cuda.core", timeout: float | None = None) -> ShareMemoryResource:
+    def as_memory_resource(self, *, tag: str = "cuda.core", timeout: float | str | None = None) -> ShareMemoryResource:
         """Return what has cuda.core allocate from here, as in ``device.memory_resource = pool.as_memory_resource()``.
 
         Args:
@@ -368,7 +368,7 @@ class Lease(Share):
 
     def __init__(
         self, parent: Share, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> None:  # fmt: skip
         self._size = parse_size(size)
         if self._size == 0:

@@ -38,6 +38,32 @@ def test_timeout_names_what_was_asked_and_how_long(virtually: Run) -> None:
     virtually(main)
 
 
+@pytest.mark.parametrize("call", ["allocate_async", "allocate_batch", "lease", "empty"])
+def test_timeout_may_be_text(virtually: Run, call: str) -> None:
+    """Whatever waits reads "500 ms" as the pool's option does, and the error has the seconds."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, pool.allocate_async(LIMIT):
+            asks = {
+                "allocate_async": lambda: pool.allocate_async(MIB, timeout="500 ms"),
+                "allocate_batch": lambda: pool.allocate_batch([MIB], timeout="500 ms"),
+                "lease": lambda: pool.lease(MIB, timeout="500 ms").__aenter__(),
+                "empty": lambda: pool.empty(MIB, timeout="500 ms"),
+            }
+            with pytest.raises(PoolTimeout, match="within 500 ms") as caught:
+                await asks[call]()
+            assert caught.value.timeout == 0.5
+            assert pool.stats().waiting == 0
+
+    virtually(main)
+
+
+def test_timeout_of_a_thread_may_be_text() -> None:
+    """A thread that blocks has its error, too."""
+    with make_pool() as pool, pool.allocate(LIMIT), pytest.raises(PoolTimeout, match="within 20 ms"):
+        pool.allocate(MIB, timeout="20 ms")
+
+
 def test_deadline_runs_from_the_call(virtually: Run) -> None:
     """Time that passes before the await counts: an await after the deadline raises at once."""
 

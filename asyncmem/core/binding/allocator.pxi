@@ -277,7 +277,7 @@ cdef Request _submit(Allocator share, object size, bint batch, object stream, ob
         request._site = core.call_site()
     if core.noting:
         request._holder = core.pool._holder()
-    request._timeout = timeout
+    request._timeout = None if timeout is None else seconds
     if terms.calls:
         terms.on_loop = core.loop_here() is not None
         terms.waits = 0 < seconds < never
