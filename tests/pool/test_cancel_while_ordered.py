@@ -1,12 +1,13 @@
-"""A request whose memory is on the way may still be cancelled: it ends as cancelled, and the memory goes back."""
+"""A request whose memory is on the way may still be cancelled, or lose its pool or lease: the memory goes back."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, RequestCancelled
+from asyncmem import AsyncMemoryPool, PoolClosed, RequestCancelled
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.errors import DeviceError
@@ -63,4 +64,66 @@ def test_cancelled_while_its_stream_is_ordered(monkeypatch: pytest.MonkeyPatch, 
             request.result()
         stats = pool.stats()
         assert (stats.handed_back, stats.cancellations) == ((0, 1) if fails else (1, 0))
+        whole(pool)
+
+
+@pytest.mark.filterwarnings("ignore::asyncmem.LeakWarning")  # what was on the way is nobody's yet when the pool closes
+@pytest.mark.parametrize("fails", [False, True], ids=["ordered", "not_ordered"])
+def test_pool_closed_while_a_stream_is_ordered(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """What cannot be ordered is refused then, and waits for nothing; what can is granted all the same."""
+    device = Simulated(latencies=Latencies.zero())
+    pool = AsyncMemoryPool(device, limit=8 * MIB, segment_size=8 * MIB, stall_after=None)
+    with pool:
+        one, two = device.create_stream("one"), device.create_stream("two")
+        held = pool.allocate(8 * MIB, stream=one)
+        one.launch(0.0, writes=[held])
+        request = pool.allocate_async(8 * MIB, stream=two)
+        gate = Gate(fails=fails)
+        with gate.over(monkeypatch):
+            orders = threading.Thread(target=held.free)
+            orders.start()
+            assert gate.entered.wait(60)
+            opened, closes = pool._opened, threading.Thread(target=pool.close)
+            closes.start()
+            while opened.closed is None:
+                time.sleep(0.001)
+            time.sleep(0.05)  # it refuses what waits just now
+            gate.opened.set()
+            orders.join()
+            closes.join()
+        assert request.block(10)
+        if fails:
+            with pytest.raises(PoolClosed):
+                request.result()
+        else:
+            request.result().free()
+        del request
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_lease_ended_while_a_stream_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be ordered is refused, as all that waits in the lease is."""
+    device = Simulated(latencies=Latencies.zero())
+    ended: list[BaseException | None] = []
+    with AsyncMemoryPool(device, limit=8 * MIB, segment_size=8 * MIB, stall_after=None) as pool:
+        one, two = device.create_stream("one"), device.create_stream("two")
+        lease = pool.lease(8 * MIB).__enter__()
+        held = lease.allocate(8 * MIB, stream=one)
+        one.launch(0.3, writes=[held])
+        held.free()
+        gate = Gate(fails=True)
+
+        def ask() -> None:
+            request = lease.allocate_async(8 * MIB, stream=two)
+            ended.append(request.exception())
+
+        with gate.over(monkeypatch):
+            asks = threading.Thread(target=ask)
+            asks.start()
+            assert gate.entered.wait(60)
+            lease.__exit__(None, None, None)
+            gate.opened.set()
+            asks.join()
+        assert isinstance(ended.pop(), PoolClosed)
+        pool.allocate(8 * MIB, stream=two, timeout=10).free()
         whole(pool)

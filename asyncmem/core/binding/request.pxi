@@ -53,7 +53,7 @@ cdef class Request:
     cdef readonly object _site  # "file:line" where it was made, where that is noted
     cdef public object _elsewhere  # its buffer or batch of the host's memory, until it is granted
     cdef readonly object _holder  # the number of the owner that was named for it, or None
-    cdef readonly object _timeout  # seconds, as given
+    cdef readonly object _timeout  # seconds, where there is one
     cdef public list _jobs  # what the caller's thread has to carry out; None where it does not, or has left
     cdef public bint _interruptible  # an interrupt may come to that thread, so it leaves what may wait to others
     cdef public object _gate  # what that thread blocks on

@@ -38,10 +38,10 @@ void Scheduler::leave_to_outer(Share& share, double now) {
         return false;
     };
     requests_.each([&](Request& request) {
-        if (request.queued() && is_inside(request.share)) {
-            now_ = now;
-            fail(request, Reason::Closed);
-        }
+        if (!is_inside(request.share)) return;
+        now_ = now;
+        if (request.queued()) fail(request, Reason::Closed);
+        request.shut |= request.state == State::Ordering;
     });
     requests_.each([&](Request& request) {
         if (request.share == &share) request.share = share.part_of;

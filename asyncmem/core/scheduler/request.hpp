@@ -114,6 +114,7 @@ struct Request {
     bool cut = false;                  // that segment was to be cut for it, which is tried once
     bool settled = false;              // captured: the host has waited for free memory for its sake
     bool unordered = false;            // its stream could not be ordered behind others' uses
+    bool shut = false;                 // its share has ended, or the pool, while its stream was being ordered
     int64_t key = 0;                   // place in the order: bytes that had been queued before it, less its bonus
     uint64_t sequence = 0;             // place in the order of arrival
     std::vector<uint64_t> overtaken;   // what each share on its way had let pass when it came, innermost first

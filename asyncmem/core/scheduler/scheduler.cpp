@@ -364,10 +364,15 @@ void Scheduler::unordered(RequestId id, double now) {
     now_ = now;
     figures_.foreign -= static_cast<int64_t>(request.blocks.size());
     put_back(request);
+    --figures_.progress;
+    if (request.shut) {
+        fail(request, Reason::Closed);
+        pump(now);
+        return;
+    }
     request.unordered = true;
     request.reason = Reason::None;
     request.tried = 0;
-    --figures_.progress;
     join(request);
     sleeping_ += request.sleepers && request.terms.deadline == never;
     if (request.noted) {

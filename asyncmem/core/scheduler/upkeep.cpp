@@ -178,6 +178,7 @@ void Scheduler::close(double now) {
     now_ = now;
     requests_.each([&](Request& request) {
         if (request.queued()) fail(request, Reason::Closed);
+        request.shut = request.state == State::Ordering;
     });
     pump(now);
 }
