@@ -48,6 +48,17 @@ class TestCalls:
         assert gone == {"cuMemUnmap": 3, "cuMemRelease": 12}
         gpu.unreserve(start, RANGE)
 
+    def test_memory_that_could_not_be_released_goes_with_its_range(self, fake: FakeDriver, gpu: Gpu) -> None:
+        """All other memory goes at once, and what is left is tried again before the range goes back."""
+        start = gpu.reserve(RANGE)
+        here = spans(start, 2, 2, 4)
+        gpu.remap([], here)
+        fake.fail("cuMemRelease", 1, UNKNOWN)
+        assert calls_of(fake, lambda: gpu.remap(here, [])) == {"cuMemUnmap": 1, "cuMemRelease": 3}
+        assert fake.used() == 2 * MIB
+        gpu.unreserve(start, RANGE)
+        assert fake.used() == 0
+
     def test_moving_neither_makes_nor_releases_memory(self, fake: FakeDriver, gpu: Gpu) -> None:
         """A move is a mapping, and its part of the calls that unmap and set access for neighbours."""
         start = gpu.reserve(RANGE)

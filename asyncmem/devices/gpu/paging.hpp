@@ -82,9 +82,9 @@ class Paging {
         return outcome;
     }
 
-    // Whether nothing of a range is mapped, half undone stretches included.
+    // Whether nothing of a range is mapped, half undone stretches included. What could not go back is tried once more.
     bool bare(std::uint64_t address, std::uint64_t nbytes) {
-        if (!half_.empty() && !gone()) {
+        if ((!half_.empty() || !spare_.empty()) && !gone()) {
             retry();
             release_spare();
         }
@@ -233,12 +233,18 @@ class Paging {
     }
 
     Outcome release_spare() {
-        for (auto one = spare_.begin(); one != spare_.end(); one = spare_.erase(one)) {
-            Outcome outcome = called("cuMemRelease", context_.driver.cuMemRelease(one->second));
-            if (outcome.code != success)
-                return outcome;
+        Outcome first;
+        for (auto one = spare_.begin(); one != spare_.end();) {
+            const Outcome outcome = called("cuMemRelease", context_.driver.cuMemRelease(one->second));
+            if (outcome.code == success) {
+                one = spare_.erase(one);
+                continue;
+            }
+            if (first.code == success)
+                first = outcome;
+            ++one;
         }
-        return {};
+        return first;
     }
 
     Context &context_;
