@@ -308,7 +308,7 @@ class Executor:
     def _make_ready(self, spans: Sequence[Span], number: int) -> None:
         """Set memory to zero where that is wanted; what is had on the quiet stream is ready for all then."""
         stream = self._retire.streams[number] or self._device.default_stream
-        if self._pool.options.zero_segments:
+        if self._pool.options.zero_segments and self._pool.closed is None:  # else nobody gets it any more
             for address, nbytes in spans:
                 self._device.fill(address, nbytes, 0, stream)
         if number == self._quiet:

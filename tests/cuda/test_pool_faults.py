@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
+from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed, PoolTimeout
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu.device import Gpu
 from asyncmem.pool.executor import Executor
@@ -147,6 +147,20 @@ def test_what_a_lost_device_does_not_take_back_is_offered_now_and_then(
                 pool.empty_cache()
     assert pool.stats().reserved_bytes == 0
     pool.close()
+
+
+@pytest.mark.parametrize("kind", ["paged", "stream_ordered"])
+def test_a_pool_closes_though_new_memory_cannot_be_set_to_zero(fake: FakeDriver, gpu: Gpu, kind: str) -> None:
+    """Nobody gets that memory any more, and it goes back as it is."""
+    pool = AsyncMemoryPool(gpu, limit=LIMIT, segments=kind, min_free=0, stall_after=None, zero_segments=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets
+        fake.fail("cuMemsetD8Async", 1, CODES["unknown"], 10**9)
+        with pytest.raises((DeviceError, PoolTimeout)):
+            pool.allocate(MIB, timeout=1)
+        pool.close()
+    fake.clear_faults()
+    assert pool.stats().reserved_bytes == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
