@@ -9,6 +9,7 @@ opens it blocks.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from functools import partial
 from importlib import import_module
@@ -46,6 +47,9 @@ class PoolDevices:
             BackendUnavailable: One of them cannot be used here.
             DeviceError: Its driver fails.
         """
+        import_module(
+            "numpy"
+        )  # here, so that no task waits for it, nor for memory behind it: no buffer is viewed before
         self._made: list[Device] = []  # by us, so closed by us
         self.journal: JournalFile | None = None
         with contextlib.ExitStack() as undo:
@@ -105,8 +109,8 @@ def _check_segments(device: Device, kind: str) -> None:
 
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:
-    """Return whether making the devices may call a driver, or make a file."""
-    if options.need or options.journal is not None:
+    """Return whether making the devices may call a driver, make a file, or import numpy."""
+    if options.need or options.journal is not None or "numpy" not in sys.modules:
         return True  # of a need, how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
     named = (asked, *(peer for peer in options.peers if isinstance(peer, str)))
@@ -115,7 +119,6 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
 
 def prepare(opened: Opened, ready: Latch[object]) -> None:
     """Get the memory of `pregrow`, `need` and `warmup`: the worker's first job. It sets the latch."""
-    import_module("numpy")  # here, so that no task waits for it: until now there is no buffer to be viewed
     grown = Latch(opened.executor.grow_ahead)
     warming: Ready[Batch] | Request[Batch] | None = None
     try:
