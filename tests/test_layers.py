@@ -291,6 +291,18 @@ def test_the_import_takes_a_tenth_of_a_second(tmp_path: Path) -> None:
     assert min(shares) <= 1
 
 
+def test_a_pool_opens_in_steps_of_a_loop(tmp_path: Path) -> None:
+    """Also the first of a process: what a thread would have to import is there."""
+    code = (
+        "from asyncmem.testing import SteppedPool, run_steps\n"
+        "async def main():\n"
+        "    async with SteppedPool('simulated', limit='1 MiB') as pool:\n"
+        "        (await pool.allocate_async(1)).free()\n"
+        "run_steps(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 def test_numpy_is_there_before_a_buffer_is(tmp_path: Path) -> None:
     """What opens a pool imports it, on a thread: no task waits for it at its first view, nor for memory behind it."""
     code = (

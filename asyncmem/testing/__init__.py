@@ -4,6 +4,8 @@
 `device_contract` tests devices; it needs pytest.
 """
 
+import numpy  # noqa: F401, ICN001  # else the first pool is opened by a thread, which is no step of a loop
+
 from asyncmem.testing.steploop import StepLoop, Stuck, run_steps
 from asyncmem.testing.stepworker import SteppedPool
 
