@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.loops import running_loop
 from asyncmem.stats import PoolStats
 from asyncmem.text import quoted
 
@@ -110,7 +111,7 @@ def run(
     """
     if not (callable(main) or isinstance(main, Coroutine)):
         raise InvalidRequest("main", main, "a coroutine, or a function that makes one")
-    if _in_a_loop():
+    if running_loop() is not None:
         if isinstance(main, Coroutine):
             main.close()  # nobody awaits it
         raise RuntimeError("asyncmem.run: an event loop runs here already: `await` the coroutine instead")
@@ -122,11 +123,3 @@ def run(
         factory = uvloop.new_event_loop
     with asyncio.Runner(debug=debug, loop_factory=factory) as runner:
         return runner.run(main if isinstance(main, Coroutine) else main())
-
-
-def _in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

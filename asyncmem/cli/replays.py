@@ -39,11 +39,14 @@ class Recorded(NamedTuple):
         return f"cuda:{self.trace.device}" if self.pool is None else self.pool.device
 
     def arguments(self) -> dict[str, object]:
-        """Return what the recorded pool was told, as far as that is known."""
+        """Return what the recorded pool was told, as far as that is known.
+
+        A recording does not say who has set the limit. Programs name whole MiB; without, it is the device's odd size.
+        """
         if self.pool is None:
             return {}
         mib, rest = divmod(self.pool.limit, 1 << 20)
-        return {**arguments_of(self.pool.options), "limit": self.pool.limit if rest else f"{mib} MiB"}
+        return arguments_of(self.pool.options) | ({} if rest else {"limit": f"{mib} MiB"})
 
     def about(self) -> dict[str, object]:
         """Return what is missing in the recording, and the pool that was recorded."""
@@ -111,7 +114,7 @@ def advice_as_json(program: Recorded, advice: Advice) -> dict[str, object]:
         ],
         "after": figures(advice.after),
         "arguments": advice.arguments(),
-        "code": advice.code(advice.device, **program.arguments()),
+        "code": advice.code(**program.arguments()),
     }
 
 
@@ -140,7 +143,7 @@ def show_advice(program: Recorded, advice: Advice, console: Console) -> None:
         rows.append((tried, advised, *(cells[heading] for heading in _ADVISED)))
     show_table(table_of((first, "advised", *_ADVISED), rows, left=("advised",), whole=(first,)), console)
     console.print()
-    console.print(advice.code(advice.device, **program.arguments()), soft_wrap=True, end="")
+    console.print(advice.code(**program.arguments()), soft_wrap=True, end="")
 
 
 def _cells(entry: Entry, *, waited: bool) -> dict[str, Cell]:
