@@ -114,7 +114,7 @@ def advice_as_json(program: Recorded, advice: Advice) -> dict[str, object]:
         ],
         "after": figures(advice.after),
         "arguments": advice.arguments(),
-        "code": advice.code(**program.arguments()),
+        "code": advice.code(given=program.arguments()),
     }
 
 
@@ -143,7 +143,7 @@ def show_advice(program: Recorded, advice: Advice, console: Console) -> None:
         rows.append((tried, advised, *(cells[heading] for heading in _ADVISED)))
     show_table(table_of((first, "advised", *_ADVISED), rows, left=("advised",), whole=(first,)), console)
     console.print()
-    console.print(advice.code(**program.arguments()), soft_wrap=True, end="")
+    console.print(advice.code(given=program.arguments()), soft_wrap=True, end="")
 
 
 def _cells(entry: Entry, *, waited: bool) -> dict[str, Cell]:

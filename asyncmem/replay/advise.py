@@ -87,14 +87,14 @@ class Advice:
         helping = (one.arguments for one in self.suggestions if one.helps)
         return {name: value for some in (*helping, self.assumed) for name, value in some.items()}
 
-    def code(self, device: str | None = None, **given: object) -> str:
+    def code(self, device: str | None = None, given: Mapping[str, object] | None = None) -> str:
         """Return lines of Python that make such a pool, on its device or another.
 
         Args:
             device: The name of another one.
             given: Arguments that the program's pool has now; what is advised replaces them.
         """
-        arguments = given | self.arguments()
+        arguments = {**(given or {}), **self.arguments()}
         told = [_literal(device or self.device), *(f"{name}={_literal(value)}" for name, value in arguments.items())]
         lines = "".join(f"    {one},\n" for one in told)
         return f"from asyncmem import AsyncMemoryPool\n\npool = AsyncMemoryPool(\n{lines})\n"
