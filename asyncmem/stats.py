@@ -226,6 +226,8 @@ class WaiterInfo:
     """Seconds until its deadline, or None where it has none."""
     growing: bool = False
     """Whether it waits for growth alone, and not for other holders of memory."""
+    share: str = ""
+    """Name of the pool, the budget or the lease in whose queue it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

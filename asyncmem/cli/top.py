@@ -204,7 +204,8 @@ def _parts(now: AnyLook, before: AnyLook | None, width: int, hint: str) -> Itera
         rows = [
             (
                 format_duration(one["age"]), format_size(one["nbytes"]),
-                printable(one["owner"]) + (" (the pool grows)" if one["growing"] else ""), _name(pool),
+                printable(one["owner"]) + (" (the pool grows)" if one["growing"] else ""),
+                _within(pool, str(one.get("share", ""))),
             )
             for pool, one in waiting[:_SHOWN]
         ]  # fmt: skip
@@ -242,7 +243,13 @@ def _shares(look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
         at = pool.get("time", look["time"])
         yield name, {**pool["stats"], "closed": pool["closed"], "time": at}
         for stats in pool["budgets"]:
-            yield f"{name}/{printable(str(stats['name']))}", {**stats, "reserved_bytes": 0, "time": at}
+            yield _within(pool, str(stats["name"])), {**stats, "reserved_bytes": 0, "time": at}
+
+
+def _within(pool: PoolLook, share: str) -> str:
+    """Return the name of a budget or a lease of a pool, which begins with the pool's, or that alone."""
+    name = str(pool["stats"]["name"])
+    return printable(share if share == name or share.startswith(f"{name}/") else f"{name}/{share}" if share else name)
 
 
 def _cells(name: str, stats: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Cell]:

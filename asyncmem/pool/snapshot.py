@@ -138,6 +138,7 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
     return tuple(
         WaiterInfo(
             owner=name_of(core, one["owner"]), held=held.get(one["owner"], 0), tag=getattr(one["request"], "tag", None),
+            share=opened.share_at(one["account"]).name,
             **{name: one[name] for name in ("nbytes", "age", "priority", "remaining", "growing")},
         )
         for one in opened.requests_in(share)

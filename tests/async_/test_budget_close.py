@@ -33,6 +33,7 @@ def test_closing_a_budget_ends_who_waits_in_it_and_in_its_parts(virtually: Run) 
                 for name in ("inner", "outer", "pool"):
                     group.start_soon(wait, name, 2 * MIB)
                 await anyio.wait_all_tasks_blocked()
+                assert {one.share for one in pool.waiters()} == {inner.name, outer.name, pool.name}
                 outer.close()
                 outer.close()
                 await anyio.wait_all_tasks_blocked()

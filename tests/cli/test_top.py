@@ -169,6 +169,7 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     waits: list[Any] = [
         {"owner": f"task {n}", "nbytes": n, "age": n / 10, "tag": None, "growing": n == 2} for n in range(1, 4)
     ]
+    waits[0]["share"], waits[2]["share"] = "first/lease", "gold"
     now["pools"][0]["waiters"], now["pools"][1]["waiters"] = waits[::2], waits[1:2]
     now["pools"][1]["closed"] = True
     lines = shown(now, before)
@@ -178,8 +179,8 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     assert bar.count("█") == round(20 * 40 / 64)
     assert len(bar) == 20
     at = next(number for number, line in enumerate(lines) if "wants" in line)
-    assert [line.split()[-1] for line in lines[at + 1 : at + 4]] == ["first", "second", "first"]
-    assert lines[at + 1].split() == ["300", "ms", "3", "B", "task", "3", "first"]
+    assert [line.split()[-1] for line in lines[at + 1 : at + 4]] == ["first/gold", "second", "first/lease"]
+    assert lines[at + 1].split() == ["300", "ms", "3", "B", "task", "3", "first/gold"]
     assert "task 2 (the pool grows)" in lines[at + 2]
     at = next(number for number, line in enumerate(lines) if "held by tag" in line)
     assert lines[at + 1 : at + 3] == [r"33 MiB  weights\x1b[2J", " 8 MiB  cache"]

@@ -100,6 +100,7 @@ def test_it_says_what_the_pool_says() -> None:
     assert [one["name"] for one in mine["budgets"]] == ["part"]
     (waiter,) = mine["waiters"]
     assert (waiter["owner"], waiter["nbytes"], waiter["tag"]) == ("task patient", 4 << 20, "late")
+    assert waiter["share"] == "mine"
     assert waiter["age"] > 0
     assert mine["tags"] == [{"name": "attention", "nbytes": 6 << 20}]
     (line,) = mine["sites"]

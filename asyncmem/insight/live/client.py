@@ -31,13 +31,14 @@ _LATEST: Final = 1 << 36  # seconds since 1970: calendars end in the year 9999
 
 
 class WaiterLook(TypedDict):
-    """A request that waits: `age` in seconds, and whether it is `growing`, as in `WaiterInfo`."""
+    """A request that waits: `age` in seconds, whether it is `growing`, and the `share` it is in, as in `WaiterInfo`."""
 
     owner: str
     nbytes: int
     age: float
     tag: str | None
     growing: bool
+    share: NotRequired[str]  # which an older process does not say
 
 
 class Holder(TypedDict):

@@ -178,7 +178,14 @@ def _look_at(opened: OpenPool) -> PoolLook:
         "stats": stats.as_dict(),
         "budgets": [one.as_dict() for one in islice(opened.budget_stats(), _SHOWN)],
         "waiters": [
-            {"owner": one.owner, "nbytes": one.nbytes, "age": one.age, "tag": one.tag, "growing": one.growing}
+            {
+                "owner": one.owner,
+                "nbytes": one.nbytes,
+                "age": one.age,
+                "tag": one.tag,
+                "growing": one.growing,
+                "share": one.share,
+            }
             for one in islice(waiter_infos(opened.pool), _SHOWN)
         ],
         "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
