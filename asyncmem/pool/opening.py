@@ -47,9 +47,8 @@ class PoolDevices:
             BackendUnavailable: One of them cannot be used here.
             DeviceError: Its driver fails.
         """
-        import_module(
-            "numpy"
-        )  # here, so that no task waits for it, nor for memory behind it: no buffer is viewed before
+        # Here, so that no task waits for it at its first view, nor for memory that the worker makes behind it.
+        import_module("numpy")
         self._made: list[Device] = []  # by us, so closed by us
         self.journal: JournalFile | None = None
         with contextlib.ExitStack() as undo:

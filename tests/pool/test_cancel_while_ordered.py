@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from asyncmem import AsyncMemoryPool, PoolClosed, RequestCancelled
+from asyncmem.core import Buffer, Request
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.errors import DeviceError
@@ -39,15 +40,22 @@ class Gate:
         monkeypatch.setattr(SimulatedStream, "wait", real)
 
 
+def ask_for_held(device: Simulated, pool: AsyncMemoryPool) -> tuple[Buffer, Request[Buffer]]:
+    """Return all of a pool's memory, used by one stream, and a request for it on another, which waits."""
+    one, two = device.create_stream("one"), device.create_stream("two")
+    held = pool.allocate(8 * MIB, stream=one)
+    one.launch(0.0, writes=[held])
+    request = pool.allocate_async(8 * MIB, stream=two)
+    assert isinstance(request, Request)
+    return held, request
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["ordered", "not_ordered"])
 def test_cancelled_while_its_stream_is_ordered(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
     """Whether the order succeeds or fails, `cancel()` holds: nothing is given out, and nothing is kept."""
     device = Simulated(latencies=Latencies.zero())
     with AsyncMemoryPool(device, limit=8 * MIB, segment_size=8 * MIB, stall_after=None) as pool:
-        one, two = device.create_stream("one"), device.create_stream("two")
-        held = pool.allocate(8 * MIB, stream=one)
-        one.launch(0.0, writes=[held])
-        request = pool.allocate_async(8 * MIB, stream=two)
+        held, request = ask_for_held(device, pool)
         gate = Gate(fails=fails)
         with gate.over(monkeypatch):
             orders = threading.Thread(target=held.free)
@@ -74,10 +82,7 @@ def test_pool_closed_while_a_stream_is_ordered(monkeypatch: pytest.MonkeyPatch, 
     device = Simulated(latencies=Latencies.zero())
     pool = AsyncMemoryPool(device, limit=8 * MIB, segment_size=8 * MIB, stall_after=None)
     with pool:
-        one, two = device.create_stream("one"), device.create_stream("two")
-        held = pool.allocate(8 * MIB, stream=one)
-        one.launch(0.0, writes=[held])
-        request = pool.allocate_async(8 * MIB, stream=two)
+        held, request = ask_for_held(device, pool)
         gate = Gate(fails=fails)
         with gate.over(monkeypatch):
             orders = threading.Thread(target=held.free)

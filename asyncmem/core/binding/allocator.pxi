@@ -92,7 +92,7 @@ cdef class Allocator:
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count it.
             priority: Of waiting requests, the higher is served first.
-            timeout: Seconds to block this thread for, at most; None does not wait.
+            timeout: Seconds to block this thread for at most, or text such as "500 ms"; None does not wait.
 
         Raises:
             InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
@@ -113,7 +113,7 @@ cdef class Allocator:
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count it.
             priority: Of waiting requests, the higher is served first.
-            timeout: Seconds from this call after which the await raises PoolTimeout.
+            timeout: Seconds, or text such as "500 ms", from this call after which the await raises PoolTimeout.
 
         Raises:
             InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
@@ -146,7 +146,7 @@ cdef class Allocator:
             stream: The home stream; None for the device's default stream.
             tag: A name under which statistics and errors count them.
             priority: Of waiting requests, the higher is served first.
-            timeout: Seconds from this call after which the await raises PoolTimeout.
+            timeout: Seconds, or text such as "500 ms", from this call after which the await raises PoolTimeout.
         """
         cdef Core core = self._core
         cdef object batch
